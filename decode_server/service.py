@@ -1,4 +1,4 @@
-"""The decode service: pulls h(N-1) and blocks, recomputes token N, decodes, streams.
+"""The decode service: reads h(N-1) and blocks, computes token N, decodes, and streams the answer.
 
 All requests of a router go through one bidirectional call. The gRPC side runs on the event loop, the engine
 on its own thread, NIXL on the transfer thread. They communicate only through posted events.
@@ -96,7 +96,7 @@ class DecodeService(EngineServer, ExchangeListener):
             await self._exchange.close()
 
     async def drain(self) -> None:
-        """Moves all requests to other servers, waits until these have read, and ends the routers' calls."""
+        """Moves all requests to other servers, waits until their states are read, and ends all calls."""
         self._is_stopping = True
         if await self._let_go():
             give_up = time.monotonic() + DRAIN_S
@@ -107,10 +107,10 @@ class DecodeService(EngineServer, ExchangeListener):
         await self._host.leave_group(DRAIN_S)
 
     async def set_draining(self, message: SetDraining) -> None:
-        """Starts draining, or ends it if an operator takes it back.
+        """Starts draining, or ends it if an operator takes the drain back.
 
-        With ``lets_go`` all requests move to other servers; a further call moves the requests that have come
-        since.
+        With ``lets_go`` all requests move to other servers; a further call moves the requests that came after
+        the last call.
         """
         self._note_draining(message)
         for stream in self._open_streams:
@@ -124,8 +124,8 @@ class DecodeService(EngineServer, ExchangeListener):
     async def _let_go(self) -> bool:
         """Ends all requests as ``moved``. Returns whether there were any.
 
-        The output of each request says where it can go on. A server of both roles moves nothing, since no
-        other server could read from it.
+        The output of each request says from where it can be continued. A server of both roles moves nothing,
+        since no other server could read from it.
         """
         if self._exchange is None or not self._streams:
             return False
@@ -208,9 +208,9 @@ class DecodeService(EngineServer, ExchangeListener):
         return self._exchange is None or ticket is None or self._exchange.knows(ticket)
 
     async def _add_when_ready(self, request: Request, message: Submit) -> None:
-        """Adds a request after its handshake, its grammar, or both.
+        """Adds a request to the engine after a handshake, after the grammar's first masks, or after both.
 
-        The ticket comes from a server that was never met before, or has restarted; or there is a grammar.
+        A handshake is needed if the server that lends is unknown here or has restarted.
         """
         ticket, grammar = message.ticket, message.params.grammar
         try:
@@ -296,15 +296,15 @@ class DecodeService(EngineServer, ExchangeListener):
             )
 
     def _cancel(self, request_id: str) -> None:
-        """Cancels a request whose client or router has gone. Nothing more is sent for it."""
+        """Cancels a request whose client or router is gone. No further output is sent for this request."""
         if request_id in self._streams:
             self._forget(request_id)
             self._spans.cancelled(request_id)
             self._end(request_id)
 
     def _expire(self, request_id: str, timeout_s: float) -> None:
-        """Ends a request whose client waits no longer. A router that could not cancel it gets the error when
-        it is back."""
+        """Ends a request whose client waits no longer. If the router could not cancel the request, it gets
+        this error when its connection works again."""
         message = f"the request was not finished within the {timeout_s:.3g} s that were left for it here"
         self._deliver([_refusal(request_id, DeadlineError(message))])
         self._end(request_id)
@@ -373,11 +373,11 @@ class DecodeService(EngineServer, ExchangeListener):
 
     def _move_all(self) -> None:
         self._engine.move_all()
-        if self._exchange is not None:  # posted from here, so that it runs before a later request is followed
+        if self._exchange is not None:  # posted here, so that this runs before a later lease is followed
             self._host.answer(self._exchange.stop_following)
 
     def _give_back(self, request: Request) -> None:
-        """Ends the lease of a request that will not read it any more."""
+        """Ends the lease of a request that will not read the leased memory any more."""
         if request.ticket is not None:
             self._host.answer(self._end_lease, request.ticket)
 
@@ -386,7 +386,7 @@ class DecodeService(EngineServer, ExchangeListener):
         if self._exchange is not None:
             for request in result.to_transfer:
                 self._exchange.read(request)
-            for request_id in result.to_give_up:  # others need the memory; a late reader prefills again
+            for request_id in result.to_give_up:  # others need the memory; a later reader prefills again
                 self._exchange.end_lease(request_id)
             for request in result.kept:
                 is_awaited = request.finish_reason == "moved"

@@ -13,8 +13,8 @@ from wire.outbox import Outbox
 class RouterStream:
     """Outputs of all requests of one router. Used only on the event loop.
 
-    The outputs of several steps that come while the network is busy are sent as one message, or as several if
-    there are many.
+    While the network is busy, the outputs of several steps are collected. Then they are sent as one message,
+    or as several messages if there are many outputs.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class RouterStream:
         self._closed = False
 
     def deliver_tokens(self, token_ids: Mapping[str, tuple[int, ...]]) -> None:
-        """Queues outputs that hold nothing but tokens, by request id."""
+        """Queues outputs that contain only tokens, by request id."""
         self._outbox.add_all_tokens(token_ids)
         self._news.set()
 
@@ -34,7 +34,8 @@ class RouterStream:
         self._news.set()
 
     def tell(self, news: DrainNews) -> None:
-        """Queues news before all unsent outputs. Newer news replace older news that are not sent yet."""
+        """Queues a drain message before all unsent outputs. It replaces an earlier one that is not sent
+        yet."""
         self._drain_news = news
         self._news.set()
 

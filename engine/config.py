@@ -31,7 +31,8 @@ DrafterName = Literal["mtp", "ngram"]
 DEFAULT_CPU_CACHE_BYTES = 1 << 30
 DEFAULT_STATE_BLOCK = 512
 MAX_SPECULATIVE = 15
-"""Most drafts in a step. More drafts are hardly ever accepted, and each costs one state per request."""
+"""Maximum number of drafts in a step. Further drafts would hardly ever be accepted, and each of them would
+cost one state per request."""
 GPU_CACHE_FRACTION = 0.85
 """The pools' share of the memory that is free once the weights are loaded; activations and graphs get the
 rest."""
@@ -43,7 +44,7 @@ class EngineConfig:
 
     | role | does |
     |---|---|
-    | prefill | computes prompts up to the last token but one and keeps the state |
+    | prefill | computes all tokens of a prompt except the last one, and keeps the state |
     | decode | continues from such a state |
     | both | everything in one process: the monolithic baseline |
     """
@@ -55,13 +56,13 @@ class EngineConfig:
     dtype: DType = "auto"
     device: str = "auto"
     max_model_len: int | None = None
-    """Most tokens of prompt and answer together; None takes the checkpoint's own limit."""
+    """Maximum number of tokens of prompt and answer together; None takes the checkpoint's own limit."""
     max_num_seqs: int = 64
-    """Most requests that are admitted at once."""
+    """Maximum number of requests that are admitted at the same time."""
     max_batch_tokens: int = 2048
-    """Most tokens that a step computes, drafts included; longer prompts run in chunks."""
+    """Maximum number of tokens that a step computes, drafts included; longer prompts run in chunks."""
     block_size: int = 16
-    """Tokens a KV block holds."""
+    """Number of tokens that a KV block holds."""
     kv_cache_dtype: KvCacheDtype = "auto"
     """Number format of cached keys and values; fp8 takes half the memory of bfloat16."""
     mamba_ssm_cache_dtype: SsmCacheDtype = "auto"
@@ -86,21 +87,22 @@ class EngineConfig:
     ngram_max: int = 4
     """Longest n-gram in tokens; lookup tries this length first."""
     steps_ahead: int | None = None
-    """Steps launched before the tokens of the last step are read back: 0 or 1. None: 1 on a GPU, 0 on a CPU
-    or with ``sanitize``."""
+    """How many further steps are launched before the tokens of a step are read back: 0 or 1. None: 1 on a
+    GPU, 0 on a CPU or with ``sanitize``."""
     sanitize: bool = False
     """Whether every step checks that it reads the right blocks and states
     (:mod:`engine.sanitizer.sanitizer`)."""
     num_threads: int | None = None
     """CPU threads of torch in each rank; None leaves torch's choice."""
     niceness: int = 0
-    """Niceness of the compute threads, 0 to 19: how far they yield to other threads on the same cores."""
+    """Niceness of the compute threads, 0 to 19. The higher it is, the more time other threads on the same
+    cores get."""
     tensor_parallel: int = 1
     """Ranks that share the model: one process each, with its own GPU if there are GPUs."""
     nodes: Nodes = ONE_NODE
     """The hosts that the tensor-parallel ranks are spread over."""
     data_parallel: DataParallel = ONLY_RANK
-    """This server's place among data-parallel ranks, which serve side by side."""
+    """This server's place among the data-parallel ranks. Each of these ranks serves requests of its own."""
     expert_parallel: bool = False
     """Whether the ranks of all data-parallel servers share the experts. Each expert is whole on one rank."""
 
@@ -167,10 +169,10 @@ class EngineConfig:
             )
 
     def with_caches(self, model: ModelConfig) -> ModelConfig:
-        """Returns the model's configuration with its caches in the formats asked for.
+        """Returns the model's configuration with the cache formats that this configuration names.
 
-        Raises :class:`ConfigError` if the model has no such cache, or if stochastic rounding is asked for
-        and the cache rounds nothing.
+        Raises :class:`ConfigError` if it names a format for a cache that the model does not have, or if it
+        asks for stochastic rounding while states are kept in float32 and therefore not rounded.
         """
         formats = CacheFormats.named(
             self.kv_cache_dtype, self.mamba_ssm_cache_dtype, self.mamba_cache_stochastic_rounding
@@ -202,9 +204,9 @@ class EngineConfig:
                 )
 
     def exact_cuts(self, spec: CacheSpec) -> ExactCuts | None:
-        """Returns where prompts may be cut; None: anywhere.
+        """Returns the places at which prompts may be cut into chunks; None: every place.
 
-        Raises :class:`ConfigError` if ``state_block_size`` or ``max_batch_tokens`` does not fit these cuts.
+        Raises :class:`ConfigError` if ``state_block_size`` or ``max_batch_tokens`` does not fit these places.
         """
         cuts = ExactCuts.of(spec.kv_dtype, spec.ssm_dtype)
         if cuts is None:
@@ -276,7 +278,7 @@ class EngineConfig:
 
     @property
     def num_positions(self) -> int:
-        """Positions of a decode row: 1 + k; 1 on a prefill server, which drafts nothing."""
+        """Number of positions of a decode row: 1 + k, or 1 on a prefill server, which drafts nothing."""
         return 1 if self.role == "prefill" else 1 + self.num_speculative
 
     def resolve_drafter(self, model: ModelConfig) -> DrafterName | None:
@@ -296,7 +298,8 @@ class EngineConfig:
     def loads_mtp(self, model: ModelConfig) -> bool:
         """Whether MTP layers are loaded and their KV is kept.
 
-        That holds on a prefill server too: it fills the MTP layers' KV, which is handed over with the block.
+        A prefill server loads them too: it computes the MTP layers' KV, which is a part of each block that
+        is handed over.
         """
         return self.resolve_drafter(model) == "mtp"
 
@@ -344,7 +347,7 @@ class EngineConfig:
         """Returns ``steps_ahead``, or its default.
 
         The default is 1 on a GPU, which computes the next step while the host handles the last step's tokens.
-        It is 0 on a CPU, where nothing is gained, and 0 everywhere with the sanitizer.
+        It is 0 on a CPU, where a further step in flight saves no time, and 0 everywhere with the sanitizer.
         """
         if self.steps_ahead is not None:
             return self.steps_ahead
@@ -362,8 +365,8 @@ class EngineConfig:
     def apply_threads(self, dtype: torch.dtype) -> None:
         """Sets the process's CPU threads, for a model of this dtype.
 
-        With a float32 model torch gets one thread: it computes next to nothing of such a model on a CPU, and
-        its idle threads spin, which takes time from other threads on the same cores.
+        With a float32 model torch gets one thread. On a CPU torch computes hardly any part of such a model,
+        and its idle threads spin, which takes time from other threads on the same cores.
         """
         if self.num_threads is not None:
             num_threads = min(self.num_threads, os.cpu_count() or 1)

@@ -1,7 +1,7 @@
 """The engine: it schedules, runs the model, samples and reports the results. One thread calls it.
 
 The same engine serves all roles. On a prefill server requests end with h(N-1) held for a decode server;
-on a decode server they begin with an h(N-1) that was handed over; with role ``both`` they do neither.
+on a decode server they begin with an h(N-1) that was handed over; with role ``both`` no state is handed over.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ class Engine:
         )
 
     def warm_up(self) -> None:
-        """Runs short requests with each kind of row, greedy and drawn, so that no client's request waits for
-        compilation."""
+        """Runs two short requests, which together have every kind of row, so that no client's request waits
+        for compilation. One takes the most likely tokens (greedy), the other draws tokens at random."""
         for num_tokens, temperature in ((2, 0), (min(20, self.capacity.max_model_len - 3), 1)):
             params = None
             if self.config.role != "prefill":
@@ -117,7 +117,7 @@ class Engine:
     # --- events, between steps -------------------------------------------------------------------
 
     def open_grammar(self, request: Request) -> None:
-        """Waits for the first masks of the request's grammar, unless the request comes with a follower.
+        """Waits for the first masks of the request's grammar, unless the request already has a follower.
 
         Raises :class:`wire.errors.GrammarError` if the grammar can't be followed.
         """
@@ -146,10 +146,11 @@ class Engine:
                 )
 
     def cancel(self, request_id: str, reason: FinishReason = "cancelled") -> Request | None:
-        """Ends a request in whatever queue it is and returns it; None if it has ended already.
+        """Ends a request, in whatever queue it is, and returns the request; None if it has ended already.
 
-        Blocks and slot under transfer stay in quarantine until :meth:`transferred` reports a settled
-        transfer. Steps in flight land first: they must not write to memory that has a new owner by then.
+        If another server's state is being read into its blocks and slot, these stay in quarantine until
+        :meth:`transferred` reports a settled transfer. Steps in flight are read back first, so that they
+        can't write to memory that has a new owner by then.
         """
         self._land_all()
         request = self.scheduler.find_active(request_id)
@@ -166,8 +167,8 @@ class Engine:
         """Lets every request move to another server; the next step's result reports each as ``moved``.
 
         A request that decodes is also in that result's ``kept``: its blocks and state are held for the server
-        that goes on with it. A waiting request hands its unread ticket on, if it has one. Any other request
-        has to be prefilled again.
+        that continues it. For a waiting request with an unread ticket, the output passes on this ticket. Any
+        other request has to be prefilled again.
         """
         self._land_all()
         for request in self.scheduler.active:
@@ -190,8 +191,8 @@ class Engine:
     ) -> list[RequestOutput]:
         """Notes that a request's transfer has ended. With an error the request ends as well.
 
-        With ``settled`` False its blocks and slot stay in quarantine until :meth:`release`. Returns the last
-        output of a request that failed.
+        If ``settled`` is False, bytes may still land: then blocks and slot of an ended request stay in
+        quarantine until :meth:`release`. Returns the last output of a request that failed.
         """
         if request.request_id in self.scheduler.quarantined:  # cancelled meanwhile
             if settled:
@@ -228,7 +229,7 @@ class Engine:
         return self.step_with(self.grammar_news())
 
     def grammar_news(self) -> tuple[GrammarNews, ...]:
-        """Returns the masks and errors of grammars that have come since the last step."""
+        """Returns the masks and errors that arrived from the grammars since the last step."""
         if not self._following:
             return ()
         self._land_needed()
@@ -261,8 +262,8 @@ class Engine:
         return self._result(plan, did_nothing=did_nothing)
 
     def _land_needed(self) -> None:
-        """Reads back all steps in flight if the next plan depends on them: if it may preempt a request, or if
-        they bring tokens that a grammar follows."""
+        """Reads back all steps in flight if the next plan depends on them: either the plan may preempt a
+        request, or the steps bring tokens that a grammar follows."""
         follows = bool(self._following) and any(map(_follows, self._in_flight))
         if self._in_flight and (follows or self.scheduler.must_preempt):
             self._land_all()
@@ -296,7 +297,8 @@ class Engine:
         self.num_dummy_steps += 1
 
     def _move(self, plan: StepPlan) -> None:
-        """Brings the row table and the pools into the state that the plan assumes, before it is computed."""
+        """Brings the row table and the pools into the state that the plan assumes, before its rows are
+        computed."""
         for row in plan.left_rows:
             self._runner.end(row)
         for swap in plan.swap_out:
@@ -311,7 +313,7 @@ class Engine:
 
     def _admitted(self, request: Request) -> None:
         measured = request.measured
-        if not measured.admitted_s:  # else it was preempted and is back
+        if not measured.admitted_s:  # otherwise it was preempted and resumes
             measured.admitted_s = time.monotonic()
             waited_s = measured.admitted_s - measured.arrived_s
             self.measures.admitted(waited_s, request.num_prompt, measured.num_cached)
@@ -340,7 +342,7 @@ class Engine:
                 if row.request.finish_reason is None
             ]
             for row, result in brought:
-                if row.samples and result.is_finite:  # a forced token is in the prompt already
+                if row.samples and result.is_finite:  # else the next token is given already
                     row.request.tokens += result.tokens
             self._checks.computed(launched.plan, results)
             measure_gaps(self.measures, self._read_s, brought)
@@ -370,7 +372,8 @@ class Engine:
     def _to_give_up(self, plan: StepPlan) -> list[str]:
         """Returns the ids of kept requests, oldest first, that have to make room for waiting ones.
 
-        All of them go if the plan is short of blocks, and one if a request waits and none was admitted.
+        These are all kept requests if the plan is short of blocks, or the oldest one if a request waits and
+        none was admitted.
         """
         waits = self.scheduler.waiting or self.scheduler.preempted
         count = len(self._kept) if plan.is_short_of_blocks else 1 if waits and not plan.admitted else 0
@@ -380,7 +383,7 @@ class Engine:
         return names
 
     def _accept(self, request: Request, result: RowResult) -> None:
-        """Reports the tokens that the answer has gained, and ends the request if they are its last."""
+        """Reports the answer's new tokens, and ends the request if the answer is complete with them."""
         measured = request.measured
         if not measured.first_token_s:
             measured.first_token_s = self._read_s
@@ -393,7 +396,7 @@ class Engine:
         self._landed.gained(request, result)
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
-        """Ends a request whose answer is complete; holds blocks and state if the next turn may use them."""
+        """Ends a request whose answer is complete; keeps its memory if the next turn may use it."""
         self._ended(request, reason)
         request.keeps_state = request.keeps_state and self.scheduler.may_keep
         if request.keeps_state:
@@ -408,7 +411,7 @@ class Engine:
         self._following.drop(request)
 
     def _keep(self, request: Request) -> None:
-        """Holds blocks and state of an ended request for the request that goes on with them."""
+        """Holds blocks and state of an ended request for the request that continues from them."""
         self._store.drop(request.request_id)
         self.scheduler.hold(request)
         self._landed.kept.append(request)
@@ -423,14 +426,14 @@ class Engine:
         self._ended(request, "error")
         return last_output(request, error=ErrorReply(error.code, error.message))
 
-    # --- figures ---------------------------------------------------------------------------------
+    # --- stats -----------------------------------------------------------------------------------
 
     def prefix_news(self, since: int | None) -> PrefixNews:
         """Returns the prefixes that the cache can serve, or only the changes since version ``since``."""
         return self.scheduler.owned.cache.journal.news(since)
 
     def stats(self) -> ServerStats:
-        """Returns the present load and memory; the transfer layer adds its own figures."""
+        """Returns the present load and memory; the transfer layer adds its own stats."""
         return self._stats.now(self.scheduler)
 
 

@@ -46,7 +46,7 @@ class EngineParts:
         """Reads the weights and allocates the pools; ``start_up`` is told when each stage ends.
 
         Raises :class:`wire.errors.ConfigError` if the checkpoint does not allow the configuration, and
-        :class:`wire.errors.CapacityError` if the memory does not.
+        :class:`wire.errors.CapacityError` if the memory is too small for it.
         """
         device = config.resolve_device(tp.rank)
         model_config = read_config(config.model_dir, config.dtype, device)

@@ -1,4 +1,4 @@
-"""An engine as an asyncio service uses it: post events, ask for values, describe the server."""
+"""Lets an asyncio service use an engine: post events to it, ask it for values, describe the server."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 NO_MEETING_POINT = Path()
-"""Meeting point of a server with one tensor-parallel rank, which meets nobody there."""
+"""Passed as the meeting point of a server with one tensor-parallel rank, which needs no meeting point."""
 
 
 class EngineHost:
@@ -48,7 +48,8 @@ class EngineHost:
         """Starts the other ranks, if there are any, and makes the engine.
 
         ``on_leaving`` is called, on another thread, with the name of a rank that is about to stop: a
-        data-parallel rank, or a rank of this server on another host. No rank goes on without it.
+        data-parallel rank, or a rank of this server on another host. The other ranks can't compute without
+        this rank.
         """
         self.ranks: RankProcesses | None = None
         """The other tensor-parallel ranks, if there are any; they run ``rank_main``."""
@@ -109,9 +110,8 @@ class EngineHost:
         self._loop.start()
 
     async def leave_group(self, timeout_s: float) -> None:
-        """Tells the group that this server has nothing left to compute, and waits until all say so.
-
-        Until then this server goes on computing steps with the others.
+        """Tells the group that this server has nothing left to compute, and waits until all ranks have said
+        the same. Until then this server still computes steps together with the others.
         """
         if self._membership.mesh is not None and self._membership.is_lockstep:
             self._membership.mesh.leave()
@@ -132,7 +132,7 @@ class EngineHost:
         self._loop.post(event)
 
     def answer(self, callback: Callable[..., None], *args: object) -> None:
-        """Runs ``callback`` on the event loop. The engine's thread speaks to asyncio only through this."""
+        """Runs ``callback`` on the event loop. The engine's thread uses only this method to reach asyncio."""
         self._mailbox.post(callback, *args)
 
     async def ask(self, question: Callable[[], T]) -> T:

@@ -1,4 +1,5 @@
-"""The engine's thread: events in, steps, results out. It blocks while there is nothing to compute."""
+"""The engine's thread: it runs events, computes steps and passes on their results. While there is nothing to
+compute, it waits for an event."""
 
 from __future__ import annotations
 
@@ -62,7 +63,7 @@ class EngineLoop:
                 idle = result.did_nothing
                 if not idle or result.to_give_up:
                     self._on_step(result)
-        except GroupLostError as error:  # no bug here; the thread that found it has logged what happened
+        except GroupLostError as error:  # not a bug; the thread that noticed the loss has logged it
             self._on_fatal(error)
         except BaseException as error:
             log.exception("the engine failed")

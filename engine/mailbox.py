@@ -1,9 +1,9 @@
 """Messages from the engine's thread to an event loop, sent without releasing the interpreter's lock.
 
 ``call_soon_threadsafe`` wakes the loop with a write to a socket. That write releases the interpreter's lock.
-The loop's thread takes the lock to work on the message, and the engine waits until it is done: a sixth of a
-decode step. Here the write keeps the lock. The loop gets the lock when the engine computes on the device, so
-that both go on at the same time.
+The loop's thread then takes the lock to handle the message, and the engine waits until that is done. This
+wait took a sixth of a decode step. Here the write keeps the lock. The loop gets the lock when the engine
+computes on the device, so that both threads work at the same time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ _python = ctypes.PyDLL(None)  # calls through PyDLL keep the interpreter's lock
 
 
 class Mailbox:
-    """Callbacks for an event loop, run in order. Made and closed on the loop; any thread may post."""
+    """Callbacks that an event loop runs in order. Make and close the mailbox on the loop's thread; any thread
+    may post."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop

@@ -20,8 +20,8 @@ class Matcher(Protocol):
     """Follows the grammar of one answer, as :class:`engine.grammar.follower.Follower` does."""
 
     masks: NDArray[np.int32] | None
-    """Bits ``[n, W]`` of the tokens that may follow the answer and each of its drafts; None: the masks have
-    not come yet."""
+    """Masks of the tokens that may follow the answer and each of its drafts: ``n`` masks of ``W`` 32-bit
+    words, with one bit for each token. None: the masks have not come yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +41,15 @@ class Memory:
     nodes: list[CachedBlock] = field(default_factory=list)
     """Held nodes of the prefix cache, one for each full block from the prompt's start."""
     slots: list[int] = field(default_factory=list)
-    """Speculative slots: a step leaves there the state after each of its ``1 + k`` positions. Empty if the
-    model has no recurrent state; the null slot is used instead."""
+    """Speculative slots: a step leaves in them the states after each of its ``1 + k`` positions. The list is
+    empty if the model has no recurrent state; the null slot is used instead."""
     state_index: int = 0
     """Index in ``slots`` of the newest state, unless ``read_slot`` holds that state."""
     read_slot: int = NULL_INDEX
     """Slot with the newest state, h(num_computed), if that state is in none of ``slots``; null otherwise."""
     read_state: CachedState | None = None
-    """The prefix cache's state in ``read_slot``, held; None if that slot is the request's own."""
+    """The prefix cache's state in ``read_slot``, which this request holds; None if the slot belongs to the
+    request itself."""
     boundary: StateBoundary | None = None
     """The next boundary state that decoding is to keep, and its slot."""
 
@@ -59,7 +60,8 @@ class Memory:
 
     @property
     def chunk_slot(self) -> int:
-        """Slot in which a chunk of the prompt leaves its state, unless that state is kept."""
+        """Slot in which a chunk of the prompt leaves its state. A state that is kept has its own slot
+        instead."""
         return self.slots[0] if self.slots else NULL_INDEX
 
     @property
@@ -77,7 +79,7 @@ class Memory:
 class Measured:
     """Times of a request's stages and its counts of tokens and bytes.
 
-    Times are monotonic; 0: not reached yet.
+    Times are monotonic; 0 means that the request has not reached the stage yet.
     """
 
     arrived_s: float = field(default_factory=time.monotonic)
@@ -147,12 +149,13 @@ class Request:
     num_answered: int = 0
     """Tokens at the end of ``tokens`` that already belong to the answer: another server generated them."""
     follower: Matcher | None = None
-    """Follows the grammar of the answer, as far as steps are read back; None: the answer has no grammar."""
+    """Follows the grammar through the answer's tokens that have been read back; None: the answer has no
+    grammar."""
 
     lender: Lender | None = field(init=False, default=None)
     """Lets other servers read this request's memory; None: no server may read it."""
     num_given: int = field(init=False)
-    """Tokens known from the start. All later tokens are decoded here."""
+    """Number of tokens known from the start. This server decodes all later tokens."""
     num_prompt: int = field(init=False)
     chunks_until: int = field(init=False, default=0)
     """Tokens before this place are computed in chunks, even if a chunk has only one token."""
@@ -164,10 +167,10 @@ class Request:
     """Slot in which the step in flight leaves a prompt's newest state. While a request decodes, the device
     chooses that slot."""
     calm_until: int = field(init=False, default=-1)
-    """With at most so many tokens computed, the next decode row needs no further block, no slot for a
-    boundary state, and does not lie beyond the request's end; -1: unknown."""
+    """While at most this many tokens are computed, the request is not at its end, and its next decode row
+    needs no further block and no slot for a boundary state; -1: unknown."""
     branch: int = field(init=False, default=0)
-    """Tokens of the prompt whose KV was cached, if that KV reached beyond the last cached state; 0 if not."""
+    """Length of the prompt's prefix whose KV was cached, if no cached state reached that far; otherwise 0."""
     row: int = field(init=False, default=-1)
     prompt_logprobs: list[TokenLogprobs] = field(init=False, default_factory=list)
     finish_reason: FinishReason | None = field(init=False, default=None)
@@ -188,7 +191,8 @@ class Request:
 
     @property
     def target(self) -> int:
-        """Tokens that can be computed by now: all known ones, N-1 for a request that is only prefilled."""
+        """Number of tokens that can be computed now: all known tokens, or N-1 of a prompt that is only
+        prefilled."""
         return self.num_prompt - 1 if self.prefill_only else len(self.tokens)
 
     @property
@@ -208,7 +212,8 @@ class Request:
 
     @property
     def max_total_tokens(self) -> int:
-        """Most tokens whose KV is ever kept. The last sampled token is never fed back, so it has none."""
+        """Maximum number of tokens whose KV is ever kept. The last sampled token is never fed back to the
+        model, so it has no KV."""
         if self.params is None:
             return self.num_prompt - 1
         return self.num_prompt + self.params.max_tokens - 1

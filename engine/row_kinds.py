@@ -3,15 +3,17 @@
 | row | new tokens | tokens before | becomes |
 |---|---|---|---|
 | decode | 1, and up to k drafts | > 0 | decode row |
-| recompute of token N, or a last chunk of one token | 1 | > 0 | decode row, prompt finished or not |
+| recompute of token N, or a last chunk of one token | 1 | > 0 | decode row in any case |
 | first token of a prompt | 1 | 0 | prefill row, zero state |
 | chunk | > 1 | any | prefill row |
 
-A one-token row with a prior state must be a decode row: on the prefill path under a decode graph it
-lost that state (vllm 42430). The first token of a prompt must not be a decode row: it has no prior state.
+A one-token row with a prior state must be a decode row: when vLLM computed such a row on the prefill path
+under a decode graph, the state was lost (vllm 42430). The first token of a prompt must not be a decode row:
+it has no prior state.
 
-If caches round (:mod:`engine.memory.cache_formats`), the kind depends only on the token's place: tokens
-before the prompt's last one are chunks, even a single token. No step with a chunk runs under a decode graph.
+If the caches round their values (:mod:`engine.memory.cache_formats`), a row's kind depends only on the place
+of its tokens: tokens before the prompt's last one are computed in chunks, even if a chunk has only one token.
+No step with a chunk runs under a decode graph.
 """
 
 from __future__ import annotations
@@ -23,21 +25,22 @@ from engine.request import Request, StateBoundary
 
 
 class PlannedRow(NamedTuple):
-    """One request's row in a step: it computes ``num_new`` tokens behind ``num_before`` earlier ones.
+    """One request's row in a step: it computes ``num_new`` tokens after ``num_before`` earlier ones.
 
-    It is a named tuple because each step makes one for every request, in a third of the time that a frozen
-    dataclass takes.
+    It is a named tuple because each step makes one for every request, and making a frozen dataclass takes
+    three times as long.
 
-    A decode row counts as one new token; accepted drafts come on top. While an earlier step is in flight,
-    ``num_before`` of a decoding row is a lower bound: only the device knows the number.
+    A decode row counts as one new token here; its accepted drafts are counted when the step is read back.
+    While an earlier step is in flight, ``num_before`` of a decoding row is a lower bound: only the device
+    knows the exact number.
     """
 
     request: Request
     num_before: int
     num_new: int
     boundaries: tuple[StateBoundary, ...] = ()
-    """Boundary states that are kept, each in its own slot. A decode row has at most one, and may pass it only
-    in a later step."""
+    """Boundary states that are kept, each in its own slot. A decode row has at most one boundary,
+    and may pass this boundary only in a later step."""
 
     @property
     def is_decode(self) -> bool:
@@ -63,7 +66,7 @@ class PlannedRow(NamedTuple):
 
     @property
     def next_token(self) -> int:
-        """The given token behind the row's last one, or -1 if the row samples the next token."""
+        """The given token that follows the row's last token, or -1 if the row samples the next token."""
         return -1 if self.samples else self.request.tokens[self.end]
 
 
@@ -80,5 +83,5 @@ def decode_slots(row: PlannedRow, num_positions: int) -> list[int]:
 
 
 def is_decode_row(*, num_new: int, num_before: int, chunks_until: int = 0) -> bool:
-    """Decides by the table above; a token before place ``chunks_until`` is a chunk."""
+    """Whether a row is a decode row by the module's table. A row before place ``chunks_until`` is a chunk."""
     return num_new == 1 and num_before > 0 and num_before >= chunks_until

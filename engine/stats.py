@@ -9,18 +9,19 @@ from wire.messages.generation import ServerStats
 
 
 class EngineStats:
-    """Counts steps, tokens and drafts. ``num_drafts``: most drafts that a row tries in a step."""
+    """Counts steps, tokens and drafts. ``num_drafts``: maximum number of drafts that a row tries in a
+    step."""
 
     def __init__(self, num_drafts: int) -> None:
         self.num_steps = 0
         self._prefill_tokens = 0
         self._decode_tokens = 0
         self._drafted = [0] * num_drafts
-        """Numbers of drafts by their position behind the newest token."""
+        """Numbers of drafts by their position after the newest token."""
         self._accepted = [0] * num_drafts
 
     def count(self, row: PlannedRow, result: RowResult) -> None:
-        """Counts one row of one step, and the drafts of its request in the request's own figures."""
+        """Counts one row of one step, and adds its drafts to the counts of the row's request."""
         if row.num_before < row.request.num_given:
             self._prefill_tokens += row.num_new
         if row.samples:
@@ -34,7 +35,7 @@ class EngineStats:
                     self._accepted[position] += 1
 
     def now(self, scheduler: Scheduler) -> ServerStats:
-        """Returns the stats with the present load and memory; the transfer layer's figures are 0."""
+        """Returns the stats with the present load and memory; the transfer layer's fields are 0."""
         owned = scheduler.owned
         quarantined = scheduler.quarantined.values()
         return ServerStats(

@@ -10,8 +10,8 @@ from wire.errors import ConfigError
 
 @dataclass(frozen=True)
 class PrefillConfig(EngineServerConfig):
-    """Configuration of one prefill server process. From other servers it reads only conversations' kept
-    states."""
+    """Configuration of one prefill server process. The server reads from other servers only states that were
+    kept for conversations."""
 
     lease_ttl_s: float = 120.0
     """How long blocks and state of a prefilled prompt are kept for a decode server to read."""

@@ -1,9 +1,10 @@
-"""The prefill service: computes a prompt up to the last token but one and leases the result.
+"""The prefill service: computes all tokens of a prompt except the last one, and leases the result.
 
 The gRPC side runs on the event loop, the engine on its own thread. A call waits for the answers of the
 engine's thread: for a prompt of several chunks an early ticket after the first chunk, then the reply with the
-whole ticket. However the call ends, the lease ends exactly once: when the decode server has read, when the
-router gives it back, when the call is cancelled, when the prompt loses its memory, or by its time to live.
+whole ticket. However the call ends, the lease ends exactly once: when the decode server has read the state,
+when the router gives the lease back, when the call is cancelled, when the prompt loses its memory, or when
+its time to live is over.
 """
 
 from __future__ import annotations
@@ -80,7 +81,8 @@ class PrefillService(EngineServer, ExchangeListener):
         await self._exchange.close()
 
     async def drain(self) -> None:
-        """Waits until prompts under way are computed and their state is read. Routers send no new prompts."""
+        """Waits until all prompts that were sent are computed and their states are read. Routers send no new
+        prompts."""
         give_up = time.monotonic() + DRAIN_S
         while await self._is_needed() and time.monotonic() < give_up:
             await asyncio.sleep(DRAIN_POLL_S)
@@ -134,9 +136,9 @@ class PrefillService(EngineServer, ExchangeListener):
                 self._exchange.forget(request.ticket)
 
     async def _usable(self, ticket: Ticket | None, message: PrefillRequest) -> Ticket | None:
-        """Returns the ticket of the prompt's kept beginning if that can be read.
+        """Returns the ticket if the state that it names, kept for the beginning of the prompt, can be read.
 
-        None: the whole prompt is computed.
+        None: the state can't be read, so the whole prompt is computed.
         """
         if ticket is None or message.prompt_logprobs is not None:
             return None
@@ -161,7 +163,7 @@ class PrefillService(EngineServer, ExchangeListener):
         return replace(stats, drain="draining" if self._calls or stats.leases_held else "drained")
 
     async def set_draining(self, message: SetDraining) -> None:
-        """Notes whether the server drains. No request moves: prompts are computed and read to their end."""
+        """Notes whether the server drains. No request moves: all prompts are still computed and read here."""
         self._note_draining(message)
 
     # --- events, on the engine's thread ----------------------------------------------------------
@@ -202,7 +204,8 @@ class PrefillService(EngineServer, ExchangeListener):
             self._host.answer(self._answer, request.request_id, reply)
 
     def read_ended(self, request: Request, result: TransferResult, outputs: list[RequestOutput]) -> None:
-        """Goes on from the kept state. If that could not be read, the whole prompt is computed.
+        """Lets the engine continue from the kept state. If this state could not be read, the whole prompt is
+        computed.
 
         If bytes of the failed read may still land, the request fails instead.
         """

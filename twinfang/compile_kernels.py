@@ -2,8 +2,8 @@
 
     python -m twinfang.compile_kernels
 
-Set-up steps and container images run this. On a machine with another processor the kernels are compiled
-again.
+Set-up steps and builds of container images run this command. On a machine with another processor the kernels
+are compiled again.
 """
 
 from __future__ import annotations

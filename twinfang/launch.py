@@ -85,7 +85,7 @@ class LaunchedStack:
         }
 
     def wait_until_ready(self, timeout_s: float) -> None:
-        """Waits until the stack is ready. Raises :class:`UnavailableError` if the stack ends before that, and
+        """Waits until the stack is ready. Raises :class:`UnavailableError` if the stack ends before, and
         :class:`DeadlineError` if it is not ready within ``timeout_s``."""
         deadline = time.monotonic() + timeout_s
         while not self.status().get("ready"):

@@ -1,8 +1,8 @@
 """A pipe by which a child notices that its supervisor has ended, for whatever reason.
 
-Only the supervisor holds the writing end. When the supervisor ends, even by SIGKILL, the kernel closes that
-end, and the child's read returns. Unlike ``PR_SET_PDEATHSIG``, a pipe has no race at start and works without
-Linux.
+Only the supervisor holds the writing end. When the supervisor ends, even by SIGKILL, the operating system
+closes this end, and the child's read returns. Unlike ``PR_SET_PDEATHSIG``, a pipe has no race at start and
+does not need Linux.
 """
 
 from __future__ import annotations

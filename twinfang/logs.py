@@ -2,8 +2,8 @@
 
     time=2026-01-31T12:00:00.000Z level=info process=decode-0 logger=telemetry.server_process msg="…"
 
-A traceback follows as one more field with escaped line ends. So lines of several processes can share one
-stream and still be told apart.
+A traceback follows as one more field with escaped line ends. So several processes can write to one stream,
+and each line still shows its process.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from datetime import UTC, datetime
 from twinfang.commands.spelling import with_flags
 
 _OTHERS = ("asyncio", "grpc", "numba", "py", "torch", "uvicorn", "urllib3")
-"""Loggers of other packages. Their debug messages are not logged, and names in their messages are not
-replaced by our flags."""
+"""Loggers of other packages. Their debug messages are not logged, and names of settings in their messages are
+not replaced by Twinfang's flags."""
 
 _BARE = re.compile(r"[\w.:/+-]+")
 

@@ -1,15 +1,20 @@
-"""Requests per second that a prefill and a decode server take within an objective, and the split of servers.
+"""Requests per second that a prefill and a decode server can serve within an objective, and the best division
+of servers into both kinds.
 
-Closed formulas over step costs and lengths; ``benchmarks/scale/goodput.py`` simulates the same and compares.
-Each kind of server is looked at alone: one server with its share of a Poisson stream. So pools differ only by
-their numbers of servers.
+All values are closed formulas of step costs and lengths; ``benchmarks/scale/goodput.py`` simulates the same
+load and compares the results. Each kind of server is computed alone: one server with its share of a Poisson
+stream of requests. So pools of one kind differ only by their numbers of servers.
 
-* prefill: M/G/1, prompts are computed one behind the other. The busier the server, the more prompts share a
-  step. P(wait > t) is taken to be ``rho * exp(-rho * t / E[wait])`` with E[wait] by Pollaczek and Khinchine.
-  The rate is the highest at which the objective's share of prompts, with their various lengths, get their
-  first token in time. The router picks the less loaded of two servers, which does better than this formula.
-* decode: the mean number of rows in a step is rate times stay. Rows are Poisson distributed, so
-  ``rows + z * sqrt(rows)`` of them, with z the objective's quantile, have to fit TPOT, rows and blocks.
+* prefill: an M/G/1 queue, in which prompts are computed one after the other. The busier the server (``rho``
+is
+  the share of time in which it is busy), the more prompts share a step. P(wait > t) is assumed to be
+  ``rho * exp(-rho * t / E[wait])`` with E[wait] by Pollaczek and Khinchine. The rate is the highest one at
+  which the objective's share of prompts, with their various lengths, get their first token in time. The
+  router picks the less loaded of two servers, so real waits are shorter than by this formula.
+* decode: the mean number of rows in a step is the request rate times the time that a request stays. The
+number
+  of rows is Poisson distributed, so ``rows + z * sqrt(rows)`` rows, with z the normal quantile of the
+  objective's share, have to fit the limits of TPOT, rows and blocks.
 """
 
 from __future__ import annotations
@@ -23,18 +28,19 @@ from engine.cost.step_cost import StepCosts
 
 QUANTILES = 1024
 LENGTH_SPREAD = 0.8
-"""Spread that is assumed if only mean lengths are known: one prompt in ten is over twice the mean."""
+"""Spread that is assumed if only mean lengths are known: one prompt in ten is longer than twice the mean."""
 _BISECTIONS = 50
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """Log-normal numbers of tokens; ``spread`` is the logarithm's standard deviation, 0: all are equal."""
+    """Log-normal distribution of numbers of tokens. ``spread`` is the standard deviation of the logarithm; 0:
+    all lengths are equal."""
 
     mean: float
     spread: float = 0.0
     maximum: int | None = None
-    """Larger lengths are cut to this one; None: no limit."""
+    """Longer lengths are cut to this length; None: no limit."""
 
     def at(self, share: float) -> int:
         """Returns the length that ``share`` of all requests do not exceed; 0 < ``share`` < 1."""
@@ -50,7 +56,7 @@ class Lengths:
 
 @dataclass(frozen=True)
 class Objective:
-    """Times that ``share`` of all requests have to meet, both of them."""
+    """Limits for TTFT and TPOT. ``share`` of all requests have to meet both limits."""
 
     ttft_s: float
     tpot_s: float
@@ -59,7 +65,8 @@ class Objective:
 
 @dataclass(frozen=True)
 class ServerLimits:
-    """Limits of a server: chunks for both kinds, rows and blocks for a decode server."""
+    """Limits of a server. ``chunk_tokens`` counts for both kinds of server, rows and blocks for decode
+    servers."""
 
     chunk_tokens: int
     max_rows: int
@@ -83,7 +90,8 @@ class DecodeRate:
 
 @dataclass(frozen=True)
 class Split:
-    """A division of servers into prefill and decode servers, and the rate that they take together."""
+    """A division of servers into prefill and decode servers, and the request rate that they can serve
+    together."""
 
     num_prefill: int
     num_decode: int
@@ -92,13 +100,13 @@ class Split:
 
 @dataclass(frozen=True)
 class ServerRates:
-    """Requests per second that one server of each kind takes."""
+    """Requests per second that one server of each kind can serve."""
 
     prefill_per_s: float
     decode: DecodeRate
 
     def best_split(self, num_servers: int) -> Split:
-        """Returns the division of ``num_servers``, 2 or more, that takes the most requests."""
+        """Returns the division of ``num_servers``, 2 or more, that serves the most requests per second."""
         rates = self.prefill_per_s, self.decode.requests_per_s
         splits = [
             Split(p, num_servers - p, min(p * rates[0], (num_servers - p) * rates[1]))
@@ -110,7 +118,7 @@ class ServerRates:
 def server_rates(
     costs: StepCosts, prompts: Lengths, answers: Lengths, objective: Objective, limits: ServerLimits
 ) -> ServerRates:
-    """Returns the rates that one server of each kind takes within the objective."""
+    """Returns the request rates that one server of each kind can serve within the objective."""
     decode = decode_rate(costs, prompts, answers, objective, limits)
     # A new row waits for the step under way, half a step on average, and is computed in the next step.
     return ServerRates(prefill_rate(costs, prompts, objective, limits, 1.5 * decode.step_s), decode)
@@ -194,7 +202,7 @@ def late_probability(busy: float, mean_wait_s: float, rest_s: float) -> float:
 
 
 def mean_below(peak: float, share: float) -> float:
-    """Returns the mean of a Poisson number that exceeds ``peak`` in 1 - ``share`` of all cases.
+    """Returns the mean of a Poisson distributed number that exceeds ``peak`` in 1 - ``share`` of all cases.
 
     The normal distribution approximates the Poisson distribution.
     """

@@ -1,8 +1,8 @@
-"""Step costs of a model on a GPU with given rates, from ``config.json``: computed, not measured.
+"""Step costs of a model on a GPU with given rates. They are computed from ``config.json``, not measured.
 
 Each step takes as long as its bytes or its FLOP take at the given rates, whichever is longer. Rates should be
-those that kernels reach, not the data sheet's peaks. Not counted: activations, sampling, messages between
-tensor-parallel ranks, drafts.
+those that kernels reach, not the data sheet's peaks. Activations, sampling, messages between tensor-parallel
+ranks and drafts are not counted.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from engine.cost.step_size import StepSize
 from engine.parallel.tensor_parallel import ALONE, TensorParallel
 
 HANDOFF_LATENCY_S = 0.005
-"""Assumed time of messages between router and servers and of their waits. benchmarks/handoff/ttft.py measures
-about this time on two cores. It depends on hosts and network, not on the GPU."""
+"""Assumed time that messages between router and servers take, including waits. benchmarks/handoff/ttft.py
+measures about this time on two cores. The time depends on hosts and network, not on the GPU."""
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,11 @@ class GpuSpeed:
 
     flops_per_s: float
     bytes_per_s: float
-    """Rate of its memory."""
+    """Rate of the GPU's memory."""
     link_bytes_per_s: float
-    """Rate from another server's memory to its own."""
+    """Rate from another server's memory to this GPU's memory."""
     step_s: float = 0.0
-    """Time to launch a step, and all other time that neither bytes nor FLOP explain."""
+    """Time to launch a step, and all other time of a step that depends neither on bytes nor on FLOP."""
 
 
 def gpu_costs(config: ModelConfig, gpu: GpuSpeed, tp: TensorParallel = ALONE) -> StepCosts:

@@ -8,9 +8,9 @@
 
 ``pairs`` are the pairs of tokens that attention computes: each token with itself and every earlier token.
 ``context`` is the sum of all rows' earlier tokens, whose KV is read. A row's state is read and written,
-however long its context is. The figures come from ``config.json`` and a GPU's rates
-(:mod:`engine.cost.gpu`), or are fitted to measured steps (``benchmarks/scale/step_measurement.py``); a fitted
-``step_s`` includes the weights.
+however long its context is. The values are computed from ``config.json`` and a GPU's rates
+(:mod:`engine.cost.gpu`), or fitted to measured steps (``benchmarks/scale/step_measurement.py``). A fitted
+``step_s`` includes the time to read the weights.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ class WeightCost:
     experts_s: float = 0.0
     """Time to read all routed experts."""
     expert_share: float = 0.0
-    """Share of the routed experts that a token uses. The choice is taken to be even and independent."""
+    """Share of the routed experts that a token uses. Tokens are assumed to choose experts evenly and
+    independently of each other."""
 
     def seconds(self, num_tokens: int) -> float:
         return self.always_s + self.experts_s * share_used(self.expert_share, num_tokens)
@@ -41,16 +42,18 @@ class PrefillCost:
     weights: WeightCost = WeightCost()
 
     def seconds(self, num_tokens: int, num_pairs: float) -> float:
-        """Returns the time of one step over chunks with so many tokens and pairs in all."""
+        """Returns the time of one step whose chunks have ``num_tokens`` tokens and ``num_pairs`` pairs in
+        all."""
         computing = num_tokens * self.token_s + num_pairs * self.pair_s
         return self.step_s + max(self.weights.seconds(num_tokens), computing)
 
     def prompt_s(self, num_tokens: int, chunk_tokens: int) -> float:
-        """Returns the time of a prompt alone, in chunks of at most ``chunk_tokens``."""
+        """Returns the time of a prompt that is computed alone, in chunks of at most ``chunk_tokens``."""
         return sum(self.seconds(size, pairs) for size, pairs in _chunks(num_tokens, chunk_tokens))
 
     def share_s(self, num_tokens: int, chunk_tokens: int) -> float:
-        """Returns a prompt's share of steps that equal prompts fill up to ``chunk_tokens``, as under load."""
+        """Returns a prompt's share of the step time under load, when equal prompts fill each step up to
+        ``chunk_tokens``."""
         return sum(
             self.seconds(chunk_tokens, pairs * chunk_tokens / size) * size / chunk_tokens
             for size, pairs in _chunks(num_tokens, chunk_tokens)
@@ -61,7 +64,7 @@ class PrefillCost:
 class DecodeCost:
     step_s: float
     row_s: float
-    """Time to read and write one state, and for all else that a row brings."""
+    """Time to read and write one state, and all other time that one more row takes."""
     context_s: float
     """Time to read the KV of one token of one row."""
     token_s: float = 0.0
@@ -77,7 +80,7 @@ class DecodeCost:
 @dataclass(frozen=True)
 class HandoffCost:
     latency_s: float
-    """Time of messages and of waits for event loops and engines, the same for all prompts."""
+    """Time of messages and of waits for event loops and engines. It is the same for all prompts."""
     state_bytes: int
     token_bytes: int
     """Bytes of one token's KV."""
@@ -104,8 +107,8 @@ class StepCosts:
 
 
 def pairs_of(start: int, num_tokens: int) -> float:
-    """Returns the pairs of a query and a key, itself included, for ``num_tokens`` tokens behind ``start``
-    others."""
+    """Returns the number of pairs of a token and a token that it attends to, itself included, for
+    ``num_tokens`` tokens after ``start`` earlier tokens."""
     return num_tokens * start + num_tokens * (num_tokens + 1) / 2
 
 

@@ -16,7 +16,7 @@ from kernels.gated_delta.gated_delta_chunk import CHUNK_TOKENS
 
 @dataclass(frozen=True)
 class StepSize:
-    """Figures of one rank. Weights are in bytes, grouped by when they are read."""
+    """Bytes and FLOP of one rank. The bytes of weights are grouped by when the weights are read."""
 
     itemsize: int
     body: int
@@ -30,18 +30,18 @@ class StepSize:
     expert_share: float
     """Share of the routed experts that a token uses."""
     logit_bytes: int
-    """Bytes of one position's logits, those of all ranks together."""
+    """Bytes of one position's logits, of all ranks together."""
     slot_bytes: int
     token_bytes: int
     """Bytes of one token's KV."""
     scan_flops: float
     """FLOP of one token in all recurrent layers."""
     pair_flops: int
-    """FLOP of one token and one token that it attends to, in all attention layers."""
+    """FLOP for one pair of a token and a token that it attends to, in all attention layers."""
 
     @classmethod
     def of(cls, config: ModelConfig, tp: TensorParallel = ALONE) -> StepSize:
-        """Computes the figures without MTP layers.
+        """Computes bytes and FLOP without MTP layers.
 
         Experts that several servers share are read for the tokens of all these servers.
         """
@@ -71,7 +71,7 @@ class StepSize:
 
     @property
     def token_flops(self) -> float:
-        """FLOP of one token in all layers, without attention's pairs and the output head."""
+        """FLOP of one token in all layers, without the pairs of attention and without the output head."""
         return 2 * self.used / self.itemsize + self.scan_flops
 
     @property
@@ -97,7 +97,7 @@ def _experts(config: ModelConfig, tp: TensorParallel, layers: int, outside: int)
 
 
 def _pair_flops(config: ModelConfig, tp: TensorParallel) -> int:
-    """Returns the FLOP of one token and one token that it attends to, in all attention layers."""
+    """Returns the FLOP for one pair of a token and a token that it attends to, in all attention layers."""
     if config.attention is None:
         return 0
     heads = len(tp.share(config.attention.num_heads))

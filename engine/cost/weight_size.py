@@ -1,8 +1,8 @@
 """Memory that a model's weights take, computed from its configuration alone.
 
-The model is built as for loading, but from tensors without memory (torch's meta device), and the sizes of all
-tensors that it asks for are added up. That is the memory that loading allocates on a GPU. No weight file is
-needed.
+The model is built as for loading, but from tensors without memory (torch's meta device). The sizes of all
+tensors that the model asks for are added up. The sum is the memory that loading allocates on a GPU. No weight
+file is needed.
 """
 
 from __future__ import annotations

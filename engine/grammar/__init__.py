@@ -1,1 +1,1 @@
-"""Which tokens an answer's grammar allows next, computed in processes beside the step loop."""
+"""Computes which tokens an answer's grammar allows next, in processes other than the one that runs steps."""

@@ -36,16 +36,16 @@ class Follower:
     num_followed: int = 0
     needs_own_lane: bool = False
     drafts: tuple[int, ...] = ()
-    """Draft tokens behind the answer for which masks were asked last."""
+    """Draft tokens after the answer for which masks were asked last."""
     asked_s: float = 0.0
-    """When these masks were asked for; 0: they have come."""
+    """When the last masks were asked for; 0: these masks have come."""
     waited_s: float = 0.0
     """Time waited for all masks together."""
     request_id: str = ""
     has_ended: bool = False
 
     def begun(self, error: TwinfangError | None = None) -> None:
-        """Completes ``opened``: the first masks have come, or, with an error, will never come."""
+        """Completes ``opened``: the first masks have come, or, if there is an error, will never come."""
         try:
             if error is None:
                 self.opened.set_result(None)

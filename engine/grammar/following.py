@@ -19,7 +19,7 @@ from wire.messages.ranks import GrammarNews
 
 
 class Rows(Protocol):
-    """What the steps know of the rows of these requests."""
+    """The rows of these requests, as the engine's steps keep them."""
 
     def allow(self, request: Request) -> None:
         """Takes the masks that have arrived for a running request."""
@@ -82,7 +82,8 @@ class Following:
         )
 
     def take(self, news: Iterable[GrammarNews], fail: Callable[[Request, TwinfangError], None]) -> None:
-        """Gives rows the masks that have come; calls ``fail`` with requests that can't go on, and why."""
+        """Gives rows the masks that have come. For each request whose grammar failed, calls ``fail`` with the
+        request and the error."""
         for one in news:
             request = self._requests.get(one.request_id)
             if request is None or request.follower is None:  # the request has ended meanwhile

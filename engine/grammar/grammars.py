@@ -1,9 +1,10 @@
 """Grammars that answers must follow. Separate processes, the lanes, compute what a grammar allows next.
 
 Clients write grammars, and a short grammar can keep a processor busy for minutes and fill gigabytes. So no
-grammar runs in the server's process. Quick followers share a lane. A slow follower gets a lane of its own, at
-the lowest priority and with a budget of processor time and memory: only its own request waits for its masks.
-Beyond the budget that request fails.
+grammar runs in the server's process. A follower is the server's record of one answer with a grammar.
+Followers whose masks take little time share a lane. A slow follower gets a lane of its own, at the lowest
+priority and with a budget of processor time and memory, so that only its own request waits for its masks. If
+the follower needs more than the budget, the request fails.
 """
 
 from __future__ import annotations
@@ -35,10 +36,11 @@ log = logging.getLogger(__name__)
 
 WAIT_S = 0.001
 WAIT_EACH_S = 0.00025
-"""A step waits up to ``WAIT_S`` for masks from shared lanes, and ``WAIT_EACH_S`` more for each of them: rows
-that miss the step would need a step of their own. A step never waits for slow followers."""
+"""A step waits up to ``WAIT_S`` for masks from shared lanes, and ``WAIT_EACH_S`` more for each missing mask,
+because rows that miss the step would need another step. A step never waits for slow followers."""
 MAX_WAITED_S = 20.0
-"""Most time that an answer may wait for all its masks together: meanwhile its row is of no use to others."""
+"""Maximum time that an answer may wait for all its masks together, because meanwhile no other request can use
+its row."""
 SHARED_JOB_S = 0.25
 MAX_JOB_S = 1.0
 BASE_S = 2.0
@@ -48,16 +50,16 @@ average is 20 times what schemas of hundreds of fields take, with a vocabulary o
 MAX_LANE_BYTES = 512 << 20
 MAX_OWN_LANES = 16
 MAX_WAITING = 16
-"""Most slow followers that wait for a lane of their own; one more is refused."""
+"""Maximum number of slow followers that wait for a lane of their own; any further follower is refused."""
 CORES_PER_SHARED_LANE = 8
 MAX_SHARED_LANES = 4
 REMEMBERED = 4096
-"""Most grammars that are remembered as quick, slow or invalid."""
+"""Maximum number of grammars that are remembered as quick, slow or invalid."""
 
 
 class _Known(NamedTuple):
     error: TwinfangError | None
-    """Why the grammar can't be followed from the start; None: it can."""
+    """Why the grammar can't be followed even from an answer's start; None: it can be followed."""
     is_slow: bool
 
 
@@ -111,10 +113,10 @@ class Grammars:
     # --- an answer's life ------------------------------------------------------------------------
 
     def follow(self, grammar: str, answer: Sequence[int] = ()) -> Follower:
-        """Begins to follow an answer; ``answer`` has the tokens of it that another server has generated.
+        """Begins to follow an answer. ``answer`` has those tokens of it that another server has generated.
 
         Returns at once. :attr:`Follower.opened` is done when the first masks are there. Its exception is a
-        :class:`GrammarError`, or a :class:`ModelLoadError` if the model has no tokenizer for that.
+        :class:`GrammarError`, or a :class:`ModelLoadError` if the model has no tokenizer for grammars.
         """
         follower = Follower(next(self._keys), grammar, list(answer))
         error = self._obstacle(grammar)
@@ -127,14 +129,15 @@ class Grammars:
         return follower
 
     def add(self, follower: Follower, request_id: str) -> None:
-        """Makes :meth:`news` return the follower's masks, its first masks too: the engine has the request."""
+        """Makes :meth:`news` return the follower's masks, the first masks included. Call it when the engine
+        has queued the request."""
         follower.request_id = request_id
         if follower.masks is not None:
             self._tell(follower, follower.masks.tobytes(), None)
             follower.masks = None
 
     def ask(self, follower: Follower, token_ids: Sequence[int], drafts: Sequence[int]) -> None:
-        """Asks for masks: which tokens may follow ``token_ids``, which the answer gained, and each draft?"""
+        """Asks which tokens may come after ``token_ids``, the answer's new tokens, and after each draft."""
         follower.masks = None
         with self._lock:
             follower.answer += token_ids
@@ -207,7 +210,7 @@ class Grammars:
             self._put(follower)
 
     def _enter(self, follower: Follower) -> None:
-        """Finds a lane for a follower that has none, and begins at the answer's start there."""
+        """Finds a lane for a follower that has none. The lane begins at the answer's start."""
         if self._has_closed:
             return
         known = self._known.get(_digest(follower.grammar))
@@ -229,7 +232,7 @@ class Grammars:
     def _wait(self, follower: Follower) -> None:
         """Lets a follower wait for a lane of its own, or refuses it.
 
-        Only a few may wait, since the rows of waiting requests are of no use to others.
+        Only a few followers may wait, since no other request can use the rows of waiting requests.
         """
         if len(self._waiting) < MAX_WAITING:
             self._waiting.append(follower)
@@ -242,7 +245,8 @@ class Grammars:
         self._answer(follower, b"", error, is_lasting=False)
 
     def _shared_lane(self) -> Lane:
-        """Returns the shared lane with the fewest followers; makes as many lanes as there are cores for."""
+        """Returns the shared lane with the fewest followers; makes more lanes while there are cores for
+        them."""
         most = min(max(1, (os.cpu_count() or 1) // CORES_PER_SHARED_LANE), MAX_SHARED_LANES)
         emptiest = min(self._shared, key=lambda lane: lane.num_followers, default=None)
         if emptiest is None or (emptiest.num_followers and len(self._shared) < most):
@@ -275,7 +279,7 @@ class Grammars:
         while self._waiting and len(self._own) < MAX_OWN_LANES:
             self._enter(self._waiting.popleft())
 
-    # --- what lanes say, on their threads --------------------------------------------------------
+    # --- calls from lanes, on their threads ------------------------------------------------------
 
     def followed(self, lane: Lane, followed: Sequence[Followed]) -> None:
         with self._lock:
@@ -320,7 +324,7 @@ class Grammars:
 
     def _tell(self, follower: Follower, masks: bytes, error: TwinfangError | None) -> None:
         self._news.append((follower, masks, error))
-        if len(self._news) == 1:  # else the engine was told already and has not called `news` yet
+        if len(self._news) == 1:  # else the engine was notified already and has not called `news` yet
             self._on_news()
 
     def may_end(self, lane: Lane) -> bool:

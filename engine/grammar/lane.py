@@ -20,12 +20,12 @@ from wire.codec import decode, encode
 log = logging.getLogger(__name__)
 
 _processes = multiprocessing.get_context("forkserver")
-"""Starts lanes in milliseconds, as copies of a process that has already imported all that they need."""
+"""Starts lanes in milliseconds, as copies of a process that has already imported all modules they need."""
 _processes.set_forkserver_preload(["engine.grammar.lane_process"])
 
 
 IDLE_S = 20.0
-"""A lane that has been idle for so long asks whether it may end, so that its memory is freed."""
+"""A lane that has been idle for this long asks whether it may end, so that its memory is freed."""
 
 
 class LaneEnd(NamedTuple):
@@ -33,7 +33,7 @@ class LaneEnd(NamedTuple):
 
     why: str
     is_of_time: bool
-    """Whether the job took too much processor time, so that it would end another lane as well."""
+    """Whether the job took too much processor time. If so, it would end any other lane as well."""
 
 
 class LaneUser(Protocol):
@@ -45,7 +45,7 @@ class LaneUser(Protocol):
         """The process has ended by itself. ``keys`` are the keys of jobs without an answer, in order."""
 
     def may_end(self, lane: Lane) -> bool:
-        """The lane has had nothing to do for a while. Returns whether nobody needs it; then it ends."""
+        """The lane has had nothing to do for a while. Returns whether nobody needs it, so that it ends."""
 
     def failed(self, lane: Lane, why: str) -> None:
         """The process can't follow grammars of this model at all."""
@@ -63,7 +63,7 @@ class Lane:
         self._user = user
         self._queue: queue.SimpleQueue[Job | int | None] = queue.SimpleQueue()
         self._openings: deque[Job] = deque()
-        """Jobs that begin with a grammar. They wait until the jobs of followers that go on are done."""
+        """Jobs that begin a grammar. Jobs of answers that have already begun are done before these jobs."""
         self._process: multiprocessing.process.BaseProcess | None = None
         self._has_ended = False
         self._thread = threading.Thread(target=self._run, name="grammar-lane", daemon=True)
@@ -126,10 +126,10 @@ class Lane:
         return nullcontext() if self._turns is None else self._turns.turn(self._used)
 
     def _next_jobs(self) -> Jobs | None:
-        """Returns all jobs that go on, and one job that begins; None: the lane has to end.
+        """Returns all jobs for answers that have already begun, and one job that begins a grammar.
 
-        Compiling a grammar takes as long as hundreds of masks, so a follower that goes on waits for one
-        compilation at most.
+        None: the lane has to end. Compiling a grammar takes as long as hundreds of masks; so a job for an
+        answer that has already begun waits for one compilation at most.
         """
         try:
             items = self._left() if self._openings else [self._queue.get(timeout=IDLE_S), *self._left()]

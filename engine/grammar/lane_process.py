@@ -1,9 +1,10 @@
-"""Inside a lane: a process that compiles grammars and computes masks, so that none can stall the server.
+"""Code of a lane, a process that compiles grammars and computes masks, so that no grammar can stall the
+server.
 
-The library limits only counts, which bounds neither time nor memory tightly enough: within its limits a mask
-of an ambiguous grammar can take half a second. Here the kernel enforces both. If a job takes more processor
-time than it may, ``SIGPROF`` ends the process. If a job needs more memory than it may, an allocation fails,
-which ends the process too.
+The library (llguidance) limits only counts of items, which bounds neither time nor memory tightly enough:
+within its limits a mask of an ambiguous grammar can take half a second. In a lane the operating system limits
+both. If a job takes more processor time than allowed, the signal ``SIGPROF`` ends the process. If a job needs
+more memory than allowed, an allocation fails, which ends the process too.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ KEPT_GRAMMARS = 32
 PROBE_S = 0.02
 """A grammar may use a shared lane only if it is compiled and gives its first mask in this processor time."""
 SLOW_JOB_S = 0.005
-"""A follower whose job took longer has to leave the shared lane, since other followers wait behind it."""
+"""A follower whose job took longer has to leave the shared lane, since other followers have to wait for
+it."""
 FLUSH_S = 0.001
 MAX_MESSAGE_CHARS = 500
 
@@ -49,23 +51,23 @@ class LaneSettings:
     """Whether the lane follows no answers, and only finds out which grammars are quick enough for a shared
     lane."""
     max_job_s: float
-    """Most processor time of one job."""
+    """Maximum processor time of one job."""
     base_s: float
-    """Most processor time of all jobs together, plus ``per_job_s`` for each job; 0: no limit."""
+    """All jobs together may take this much processor time, plus ``per_job_s`` for each job; 0: no limit."""
     per_job_s: float
     max_bytes: int
-    """Most memory beyond what the process uses when it is ready."""
+    """Maximum memory in addition to the memory that the process uses when it is ready."""
 
     @property
     def num_words(self) -> int:
-        """W: int32 words that hold one bit for each token."""
+        """W: number of int32 words that hold one bit for each token."""
         return (self.vocab_size + 31) // 32
 
 
 def run(connection: Connection, settings: LaneSettings) -> None:
     """Runs in the lane's process: does jobs until the server is gone or closes the connection."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one
-    # A lane has less priority than steps: late masks delay only their own rows, late steps delay all rows.
+    # Lanes have a lower priority than steps: a late mask delays only its own row, a late step all rows.
     if settings.is_shared:
         os.nice(MAX_NICENESS)
     else:
@@ -110,7 +112,8 @@ class _Lane:
     def work(self, jobs: Jobs, connection: Connection) -> None:
         """Does the jobs and sends the answers.
 
-        Sends some answers early when jobs take long, so that few are lost if the process is ended.
+        When jobs take long, it sends the finished answers early, so that few answers are lost if the process
+        is killed.
         """
         for key in jobs.ended:
             self._matchers.pop(key, None)
@@ -138,7 +141,8 @@ class _Lane:
         return Followed(job.key, masks, error, is_slow)
 
     def _arm(self) -> None:
-        """Has the kernel end this process if the next job takes more processor time than it may."""
+        """Makes the operating system end this process if the next job takes more processor time than
+        allowed."""
         settings = self._settings
         limit_s = settings.max_job_s
         if settings.base_s:
@@ -149,7 +153,8 @@ class _Lane:
     def _is_quick(self, job: Job) -> bool:
         """Whether a shared lane can begin with the job's grammar without stalling other followers.
 
-        A copy of this process tries it, since the library can't be interrupted, but a process can be ended.
+        A copy of this process tries the grammar: the library can't be interrupted, but a process can be
+        killed.
         """
         assert job.grammar is not None
         copy = os.fork()
@@ -177,7 +182,7 @@ class _Lane:
 
 
 def _masks(matcher: LLMatcher, job: Job, settings: LaneSettings) -> bytes:
-    """Advances the matcher over the job's tokens and returns the masks behind them and behind each draft.
+    """Advances the matcher over the job's tokens and returns the masks after them and after each draft.
 
     After the drafts are tried, the matcher is rolled back to the end of the tokens.
     """
@@ -194,7 +199,7 @@ def _masks(matcher: LLMatcher, job: Job, settings: LaneSettings) -> bytes:
 def _try_drafts(
     matcher: LLMatcher, drafts: Sequence[int], masks: NDArray[np.int32], eos_token_ids: Sequence[int]
 ) -> int:
-    """Fills a mask behind each draft, up to the first draft that is forbidden or ends the answer.
+    """Fills the mask after each draft, up to the first draft that is forbidden or ends the answer.
 
     Returns how many drafts the matcher consumed.
     """

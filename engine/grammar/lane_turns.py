@@ -1,10 +1,10 @@
 """Decides how many slow lanes compute at one time, which lane is next, and when lanes pause.
 
-The lowest priority alone does not keep slow lanes off processors that other threads need: Linux leaves a
-thread of higher weight waiting behind another busy thread even if a different processor runs nothing but such
-lanes. So only a few slow lanes run at one time, and if several want to run, none runs for nine tenths of the
-time. The lane that has used the least time is next. So an answer whose masks take ten milliseconds goes on
-beside answers whose masks take half a second.
+Giving slow lanes the lowest priority does not keep them off processors that other threads need. Linux lets a
+thread of higher priority wait on a busy processor even if another processor runs nothing but slow lanes. So
+only a few slow lanes run at one time, and if several lanes want to run, all of them pause for nine tenths of
+the time. The lane that has used the least time is next. So an answer whose masks take ten milliseconds is not
+held up by answers whose masks take half a second.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from contextlib import contextmanager
 
 CORES_PER_TURN = 2
 PAUSE = 9.0
-"""Length of the pause after a turn, in lengths of that turn, if another lane waits for the next turn."""
+"""Length of the pause after a turn, as a multiple of the turn's length. There is a pause only if another lane
+waits for the next turn."""
 
 
 class Used:
-    """Length of all turns that a lane has had."""
+    """Length of all turns of one lane together."""
 
     seconds = 0.0
 
@@ -32,7 +33,7 @@ class LaneTurns:
     """Turns that are shared by the threads of all slow lanes."""
 
     def __init__(self, num_turns: int | None = None, *, pause: float = PAUSE) -> None:
-        """``num_turns``: turns at one time; None: one for every :data:`CORES_PER_TURN` cores."""
+        """``num_turns``: turns at the same time; None: one for every :data:`CORES_PER_TURN` cores."""
         self._num_free = num_turns or max(1, (os.cpu_count() or 1) // CORES_PER_TURN)
         self._pause = pause
         self._waiting: list[tuple[float, int]] = []
@@ -42,7 +43,8 @@ class LaneTurns:
 
     @contextmanager
     def turn(self, used: Used) -> Iterator[None]:
-        """Waits for the caller's turn, which lasts as long as the ``with`` block; ``used`` grows by that."""
+        """Waits for the caller's turn, which lasts as long as the ``with`` block. The turn's length is added
+        to ``used``."""
         mine = used.seconds, next(self._numbers)
         with self._changed:
             heapq.heappush(self._waiting, mine)

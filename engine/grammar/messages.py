@@ -1,4 +1,7 @@
-"""Messages between a server and a lane, a process that follows grammars for it."""
+"""Messages between a server and a lane, a process that follows grammars for it.
+
+In shapes, ``W`` is the number of 32-bit words with one bit for each token of the vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ class Job:
     token_ids: tuple[int, ...]
     """Tokens that the answer has gained since the last job."""
     drafts: tuple[int, ...]
-    """Draft tokens behind ``token_ids``."""
+    """Draft tokens after ``token_ids``."""
 
 
 @message
@@ -25,7 +28,7 @@ class Jobs:
 
     jobs: tuple[Job, ...]
     ended: tuple[int, ...]
-    """Keys of followers that are no longer needed; dropped before the jobs."""
+    """Keys of followers that are no longer needed; the lane drops them before it does the jobs."""
 
 
 @message
@@ -42,7 +45,7 @@ class Followed:
 
     key: int
     masks: bytes
-    """Bits ``[1 + drafts, W]`` int32 of the tokens that may come next; all ones behind a forbidden draft."""
+    """Bits ``[1 + drafts, W]`` int32 of the tokens that may come next; all ones after a forbidden draft."""
     error: str | None
     """The words "can't be compiled" or "can't be followed", and the reason; None: no error."""
     is_slow: bool

@@ -1,4 +1,4 @@
-"""Decides whether a step waits a moment for masks, or masks have been late too often."""
+"""Decides whether a step waits a moment for masks. It does not wait if masks have been late too often."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ MOST_STEPS = 16
 
 
 class Patience:
-    """After each wait in vain, twice as many steps as before begin without waiting, until masks come in time.
+    """After each wait in vain, twice as many steps as after the wait before it begin without waiting, until
+    masks come in time again.
 
     If the processors are busy with other work, lanes are late with all masks, and each step would lose the
-    whole wait. Without it, only the rows whose masks are late miss steps.
+    whole waiting time. If steps do not wait, only the rows whose masks are late miss steps.
     """
 
     def __init__(self) -> None:
         self._num_to_pass = 0
         self._num_steps = 0
-        """Steps to begin without a wait, as counted after the last wait in vain."""
+        """Number of steps that begin without a wait after the last wait in vain."""
 
     def may_wait(self) -> bool:
         """Whether this step may wait. Must be called once per step."""

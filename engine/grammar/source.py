@@ -1,4 +1,4 @@
-"""The sources of an engine's masks: its own lanes, or rank 0."""
+"""The sources of an engine's masks. Rank 0 gets them from its lanes, the other ranks from rank 0."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class News(NamedTuple):
     masks: bytes
     """See :attr:`Follower.masks`."""
     error: TwinfangError | None
-    """Why the answer can't go on; None: it can."""
+    """Why the answer can't be continued; None: it can."""
 
 
 class GrammarSource(Protocol):
@@ -38,8 +38,8 @@ class GrammarSource(Protocol):
 
 
 class RemoteGrammars:
-    """Source of a rank other than 0. Rank 0 sends it all masks and errors, so that plans depend on rank 0's
-    clock only."""
+    """Source for a rank other than 0. Rank 0 sends all masks and errors to this rank, so that the plans of
+    all ranks depend only on the times at which masks reach rank 0."""
 
     def follow(self, grammar: str, answer: Sequence[int] = ()) -> Follower:
         follower = Follower(0, grammar, [])

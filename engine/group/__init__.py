@@ -1,1 +1,1 @@
-"""How processes that compute together meet, keep in step and notice that one of them is gone."""
+"""How processes that compute together connect, agree on each step and notice that one of them has ended."""

@@ -1,6 +1,8 @@
-"""Connects the processes of a group: a process that knows the group's secret says which rank it is.
+"""Connects the processes of a group: a process that connects proves with the group's secret that it belongs
+to the group, and says which rank it is.
 
-A message on the wire is four bytes of length, then the encoded message.
+The terms of a rank are values that must be the same on all ranks. A message on the wire consists of its
+length, in four bytes, and the encoded message.
 """
 
 from __future__ import annotations
@@ -36,11 +38,12 @@ def connect_all(
     names: Sequence[str],
     deadline_s: float,
 ) -> dict[int, socket.socket]:
-    """Connects to each other process: calls processes of lower rank, and is called by those of higher rank.
+    """Connects to every other process: calls the processes of lower rank, and waits for calls from the
+    processes of higher rank.
 
-    ``addresses`` returns where a rank listens, and may wait until that is known. ``deadline_s`` is on the
-    monotonic clock. Raises :class:`ConfigError`, which names the term, if a term differs between two ranks,
-    and :class:`DeadlineError` if ranks did not come.
+    ``addresses`` returns the address at which a rank listens, and may wait until the address is known.
+    ``deadline_s`` is on the monotonic clock. Raises :class:`ConfigError`, which names the term, if a term
+    differs between two ranks, and :class:`DeadlineError` if ranks have not called in time.
     """
     connections = {other: call(addresses(other), hello) for other in range(rank)}
     missing = dict(enumerate(names[rank + 1 :], rank + 1))
@@ -77,7 +80,7 @@ def call(address: tuple[str, int], hello: Hello) -> socket.socket:
 class Reception:
     """Answers calls: lets in each missing rank that knows the secret.
 
-    Callers are heard side by side, so that a silent caller does not keep the others waiting.
+    It reads from all callers at the same time, so that a silent caller does not keep the others waiting.
     """
 
     def __init__(self, listening: socket.socket, hello: Hello) -> None:
@@ -98,10 +101,10 @@ class Reception:
         self._selector.close()
 
     def next(self, missing: dict[int, str], *, deadline_s: float) -> tuple[int, socket.socket]:
-        """Waits for one of the ``missing`` ranks and returns it with the connection to it.
+        """Waits for a call from one of the ``missing`` ranks. Returns this rank and the connection to it.
 
         ``missing`` maps ranks to their names. ``deadline_s`` is on the monotonic clock. Raises
-        :class:`DeadlineError` if no rank came by then, and :class:`ConfigError` if a rank's terms differ.
+        :class:`DeadlineError` if no rank called by then, and :class:`ConfigError` if a rank's terms differ.
         """
         while (left_s := deadline_s - time.monotonic()) > 0:
             for key, _ in self._selector.select(min(left_s, 1.0)):
@@ -172,7 +175,7 @@ class _Caller:
         self._buffer = b""
 
     def listen(self) -> Hello | None:
-        """Reads what has come and returns the greeting; None as long as a part of it is missing.
+        """Reads the bytes that have arrived. Returns the greeting, or None if a part of it is still missing.
 
         Raises :class:`EOFError` if the connection was closed, and :class:`WireError` for an invalid message.
         """

@@ -1,4 +1,4 @@
-"""A data-parallel rank's place among the others, and how the processes of a lockstep group join.
+"""A data-parallel rank's place in its group, and how the processes of a lockstep group join.
 
 A group has ``D`` data-parallel ranks of ``T`` tensor-parallel ranks each. Tensor-parallel rank ``t`` of
 data-parallel rank ``d`` is process ``d * T + t`` of the group.
@@ -21,13 +21,13 @@ from wire.errors import ConfigError
 
 @dataclass(frozen=True)
 class DataParallel:
-    """One of the ranks that serve side by side. Each is a server with a port of its own."""
+    """Place of one data-parallel rank. Each of these ranks is a server with a port of its own."""
 
     rank: int = 0
     size: int = 1
     store: GroupStore = NO_STORE
     local_rank: int = 0
-    """Number of this rank among the ranks of its host; it selects the rank's GPUs."""
+    """Number of this rank among the data-parallel ranks of its host; it selects the rank's GPUs."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.size:
@@ -48,7 +48,7 @@ def join_group(
     *,
     terms: dict[str, str],
 ) -> tuple[TensorParallel, GroupMesh]:
-    """Meets all processes of the group, and waits until all are there.
+    """Waits until all processes of the group are there, and connects to them.
 
     ``terms`` have to be the same on all processes. Raises what :func:`engine.group.meeting.meet` raises.
     """

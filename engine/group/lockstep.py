@@ -3,13 +3,13 @@
 Experts are spread over all ranks, so a rank's forward pass needs every other rank in the same pass. Steps are
 numbered rounds. In each round a rank sends a *wish*, the shape of the step that it has to compute:
 
-    rank with work       wish(7) ─────▶ all others        waits for their wishes of round 7
+    rank with work       wish(7) ─────▶ all others        waits for the others' wishes of round 7
     rank without work    asleep; wakes ─▶ wish(7, nothing)  waits for the others' wishes of round 7
     all                  shape = largest of the wishes; one forward pass of that shape; round 8
 
-The wishes of a round are its only collective on the host. A wish also wakes sleeping ranks. No rank can miss
-being woken: a wish's number says which round it is for, and no round is entered twice. When no rank has work,
-no wish is sent and all ranks sleep.
+The exchange of wishes is the only collective operation of a round that runs on the host. A wish also wakes
+sleeping ranks. No rank can miss a wish: the wish's number says for which round it is, and no rank enters a
+round twice. When no rank has work, no wish is sent and all ranks sleep.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from wire.errors import DeadlineError, GroupLostError, WireError
 from wire.messages.group import NOTHING, StepShape, Wish, largest
 
 PROGRESS_S = 300.0
-"""How long a round waits for a rank that is alive but does not come: it is still inside its last step."""
+"""How long a round waits for a rank that is alive but sends no wish, since it still computes its last
+step."""
 
 
 class Lockstep(Protocol):
@@ -34,7 +35,8 @@ class Lockstep(Protocol):
         """Returns the shape that all ranks compute now; :data:`NOTHING` if no rank is known to have work."""
 
     def settle(self, compute: Callable[[StepShape], None]) -> None:
-        """Returns once every rank has called this. Until then computes the others' steps with them."""
+        """Returns once every rank has called this method. Until then calls ``compute`` for each step that
+        another rank has to compute."""
 
 
 class Alone:
@@ -60,9 +62,9 @@ class GroupLockstep(Listener):
     ) -> None:
         """Joins the rounds of the processes ``leads``.
 
-        ``leads`` has, for each data-parallel rank, the process that agrees for it; this one is included. On
-        the mesh's thread ``on_leaving`` gets each other data-parallel rank that is about to end, and
-        ``on_lost`` gets the reason why the group is lost.
+        ``leads`` has, for each data-parallel rank, the process that sends its wishes; this process is one of
+        them. The mesh's thread calls ``on_leaving`` with each other data-parallel rank that is about to end,
+        and ``on_lost`` with the reason why the group is lost.
         """
         self.mesh = mesh
         self._leads = leads
@@ -164,7 +166,7 @@ class LeadLockstep:
 
 
 class FollowingLockstep:
-    """Lockstep of such a server's other ranks: they get the shapes that rank 0 has agreed on."""
+    """Lockstep of the other tensor-parallel ranks: rank 0 sends them the shapes that it has agreed on."""
 
     def __init__(self, mesh: GroupMesh, link: RankLink) -> None:
         self._mesh = mesh

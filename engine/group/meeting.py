@@ -1,4 +1,4 @@
-"""How the processes of a group find one another: first by a store, then over their own connections."""
+"""How the processes of a group find one another: they read addresses in a store, then connect directly."""
 
 from __future__ import annotations
 
@@ -28,11 +28,12 @@ def meet(
     terms: dict[str, str],
     timeout_s: float = START_TIMEOUT_S,
 ) -> GroupMesh:
-    """Waits until all processes are there. Then they are connected and form torch's default process group.
+    """Waits until all processes are there and connected, and form torch's default process group.
 
-    ``names`` are the names of all processes, for messages. Each ``each`` processes in a row are one server.
-    Raises :class:`ConfigError` if ``terms`` differ between two processes or the store's address is invalid,
-    and :class:`DeadlineError` if processes do not come.
+    ``names`` are the names of all processes, for messages. Every ``each`` processes with consecutive numbers
+    are one server. ``terms`` are values that must be the same on all processes. Raises :class:`ConfigError`
+    if they differ between two processes or the store's address is invalid, and :class:`DeadlineError` if some
+    processes are not there in time.
     """
     deadline_s = time.monotonic() + timeout_s
     store = place.open(is_first=rank == 0, timeout_s=timeout_s)

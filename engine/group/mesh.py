@@ -3,9 +3,9 @@
 A group consists of servers that compute in lockstep, or of the ranks of one server on several hosts. Every
 process has one TCP connection to every other process. Connections carry a few bytes per step
 (:mod:`engine.group.lockstep`) and, once a second, a sign that the sender is alive. If a process is gone, its
-connections close; if it is frozen, it falls silent. Either way the others can't go on without its results.
-Each of them logs one line and stops. A process that can't stop, because one of its threads is inside a
-collective, is ended.
+connections close; if it is frozen, it sends nothing any more. In both cases the other processes can't compute
+without its results. Each of them logs one line and stops. A process that can't stop, because one of its
+threads waits inside a collective operation, kills itself.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 1.0
 SILENCE_S = 8.0
-"""After this long without a word a process counts as frozen."""
+"""A process that has sent nothing for this long counts as frozen."""
 START_SILENCE_S = 120.0
 """The same limit while models are loaded and kernels compiled: some of this work does not let other threads
 of the interpreter run."""
@@ -38,7 +38,7 @@ STOP_GRACE_S = 3.0
 
 
 class Listener:
-    """Is told what comes over a mesh. This class ignores everything."""
+    """Gets the messages and events of a mesh. This class ignores them all."""
 
     def heard(self, rank: int, wish: Wish) -> None:
         """Takes another rank's wish. Raises :class:`WireError` if the wish is impossible."""
@@ -51,7 +51,7 @@ class Listener:
 
 
 class GroupMesh:
-    """The connections of one process. Its own thread reads. Any thread may send; sending never waits."""
+    """The connections of one process. The mesh's own thread reads. Any thread may send, and never waits."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class GroupMesh:
         names: Sequence[str],
         each: int,
     ) -> None:
-        """``each``: number of processes of one server; the first of them speaks for the server."""
+        """``each``: number of processes of one server. The first of them sends the server's messages."""
         self.rank = rank
         self.size = len(connections) + 1
         self.lost: GroupLostError | None = None
@@ -88,11 +88,12 @@ class GroupMesh:
         self._thread.start()
 
     def watch_closely(self) -> None:
-        """Allows only :data:`SILENCE_S` of silence from now on: all processes are ready to serve."""
+        """Allows only :data:`SILENCE_S` of silence from now on, because all processes are ready to serve."""
         self._silence_s = SILENCE_S
 
     def tell(self, message: object, ranks: Iterable[int] | None = None) -> None:
-        """Sends to the given ranks, or to all others. If sending fails, the thread that reads notices it."""
+        """Sends a message to the given ranks, or to all other ranks. If a connection is broken, the thread
+        that reads notices it."""
         data = encode(message)
         frame = len(data).to_bytes(LENGTH_BYTES, "big") + data
         for rank in self._peers if ranks is None else ranks:
@@ -104,9 +105,9 @@ class GroupMesh:
         self.tell(Leaving())
 
     def wait_until_all_left(self, timeout_s: float) -> bool:
-        """Waits until all servers have said that they leave; their experts are in use until then.
+        """Waits until all servers have said that they leave; until then this server's experts are needed.
 
-        Returns whether all have said so within ``timeout_s``.
+        Returns whether all servers have said that within ``timeout_s``.
         """
         return self._all_left.wait(timeout_s)
 
@@ -135,7 +136,7 @@ class GroupMesh:
                 self._read(key.data)
             now = time.monotonic()
             if now >= next_heartbeat_s:
-                if now > next_heartbeat_s + 2 * HEARTBEAT_S:  # this process stood still, not the others
+                if now > next_heartbeat_s + 2 * HEARTBEAT_S:  # this process was paused, not the others
                     self._forgive(now)
                 next_heartbeat_s = now + HEARTBEAT_S
                 self.tell(Alive())
@@ -193,7 +194,7 @@ class GroupMesh:
 def _address_of(connection: socket.socket) -> str:
     try:
         host, port, *_ = connection.getpeername()
-    except (OSError, ValueError):  # it has gone, or is a pair of sockets
+    except (OSError, ValueError):  # the peer has gone, or this is a socket pair
         return "an unknown address"
     return host_port(host, port)
 
@@ -213,7 +214,7 @@ class _Peer:
     def send(self, frame: bytes) -> None:
         """Sends a frame without waiting.
 
-        A frame is far smaller than the kernel's buffer, and a live process empties that buffer at once.
+        A frame is far smaller than the operating system's buffer, which a live process empties at once.
         """
         with self._lock:
             try:
@@ -224,7 +225,7 @@ class _Peer:
                 self.connection.shutdown(socket.SHUT_RDWR)
 
     def receive(self) -> Iterable[object]:
-        """Yields the messages that have come.
+        """Yields the messages that have arrived.
 
         Raises :class:`EOFError` or :class:`OSError` if the process is gone, :class:`WireError` for a message
         that can't be read.

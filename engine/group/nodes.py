@@ -1,7 +1,7 @@
 """The hosts that a server's tensor-parallel ranks are spread over.
 
-Host 0 has rank 0, and with it everything that other programs see of the server. Each host has the same number
-of consecutive ranks.
+Host 0 has rank 0, which is the only rank that other programs connect to. Each host has the same number of
+consecutive ranks.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def join_ranks(
     shares_experts: bool,
     terms: dict[str, str],
 ) -> tuple[TensorParallel, GroupMesh]:
-    """Meets the server's other ranks on all hosts. Rank 0 must have opened the store before this call.
+    """Connects to the server's other ranks on all hosts. Rank 0 must have opened the store before this call.
 
     ``terms`` have to be the same on all ranks. Raises what :func:`engine.group.meeting.meet` raises.
     """

@@ -1,4 +1,4 @@
-"""The link between rank 0 and another rank: whole messages both ways, from any thread.
+"""The link between rank 0 and another rank. Any thread may send whole messages in both directions.
 
 The link to a rank on the same host is a pipe, the link to a rank on another host a TCP connection.
 """
@@ -34,7 +34,7 @@ class RankLink:
 
     @classmethod
     def over(cls, connection: socket.socket) -> RankLink:
-        """Makes a link over a connected socket, which it takes over."""
+        """Makes a link over a connected socket. The socket belongs to the link from then on."""
         connection.setblocking(True)
         return cls(Connection(connection.detach()))
 

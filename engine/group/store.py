@@ -1,4 +1,5 @@
-"""The store of a group. All processes are given its address, and learn everything else from it."""
+"""The store of a group, torch's key-value server. Every process is given the store's address, and finds the
+other processes' addresses in the store."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from wire.http.address import is_loopback
 log = logging.getLogger(__name__)
 
 OWN_NAME_TIMEOUT_S = 60.0
-"""How long a host waits until its own name can be resolved; in a cluster that takes until after its start."""
+"""How long a host waits until its own name can be resolved. In a cluster the name is published only after the
+host has started."""
 NAME_POLL_S = 1.0
 
 
@@ -33,10 +35,12 @@ class GroupStore:
     is_own: bool = True
     """Whether the group's first process opens the store; False: a launcher has opened it."""
     life: str = ""
-    """Name of this start of the group. It keeps earlier starts apart in a store that outlives them."""
+    """Name of this start of the group. In a store that outlives the group, it separates the entries of this
+    start from those of earlier starts."""
 
     def open(self, *, is_first: bool, timeout_s: float) -> Store:
-        """Opens the store, or connects to it. Waits up to ``timeout_s``, and then as long for each entry.
+        """Opens the store, or connects to it. Waits up to ``timeout_s``; later, each entry that is read is
+        awaited for up to the same time.
 
         Raises :class:`ConfigError` if the address can't be resolved, if this process can't listen there, or
         if nobody answers.
@@ -93,17 +97,17 @@ class GroupStore:
 
 
 NO_STORE = GroupStore()
-"""Store of a process that is alone: there is none."""
+"""Stands for the store of a process that is alone and has none."""
 
 
 def publish(store: Store, key: str, listening: socket.socket) -> None:
-    """Publishes where this process listens."""
+    """Publishes the address at which this process listens."""
     host, port = listening.getsockname()[:2]
     store.set(key, f"{host} {port}")
 
 
 def published(store: Store, key: str) -> tuple[str, int]:
-    """Returns where another process listens; waits until that process has published it."""
+    """Returns the address at which another process listens; waits until that process has published it."""
     host, port = store.get(key).decode().split(" ")
     return host, int(port)
 

@@ -1,1 +1,1 @@
-"""Rank 0, the other ranks' processes, which repeat its calls, and how they start on one host or several."""
+"""Rank 0, and the other ranks' processes, which repeat rank 0's calls. They start on one or several hosts."""

@@ -27,13 +27,15 @@ class LeadEngine:
     It sends each call to the other ranks before it carries the call out, so that all ranks work at the same
     time.
 
-    Ranks meet within a step, where each needs the results of the others. Until then the other ranks may be
-    ahead of rank 0. That is safe for memory that an event frees: it is written only in a later step, which is
-    sent after the event, and by then the epoch of the memory's lease has moved.
+    Ranks wait for each other within a step, where each needs the results of the others. Between steps the
+    other ranks may carry out a call earlier than rank 0. That is safe for memory that an event frees: the
+    memory is written only in a later step, which is sent after the event, and by then the epoch of the
+    memory's lease has changed.
     """
 
     def __init__(self, own: Engine, tell: Callable[[object], None]) -> None:
-        """Wraps rank 0's ``own`` engine. Attributes that are passed on unchanged concern no other rank."""
+        """Wraps ``own``, the engine of rank 0. Attributes that are taken over from it concern no other
+        rank."""
         self.own = own
         self._tell = tell
         self.config, self.model, self.fingerprint = own.config, own.model, own.fingerprint
@@ -41,7 +43,7 @@ class LeadEngine:
         self.measures, self.stats, self.prefix_news = own.measures, own.stats, own.prefix_news
 
     def add(self, request: Request) -> None:
-        self.own.open_grammar(request)  # only rank 0 waits for the first masks and judges their time
+        self.own.open_grammar(request)  # only rank 0 waits for the first masks and limits the wait
         self._tell(
             AddRequest(
                 request_id=request.request_id,

@@ -24,11 +24,12 @@ _OF_ONE_HOST = frozenset({"model_dir", "device", "num_threads", "niceness", "dat
 
 @dataclass(frozen=True)
 class Membership:
-    """One process's place in all of these groups."""
+    """One process's place in the groups that it belongs to."""
 
     tp: TensorParallel = ALONE
     mesh: GroupMesh | None = None
-    """Connections of a lockstep group, or of one server's ranks on several hosts; None without either."""
+    """Connections of a lockstep group, or of one server's ranks on several hosts; None if there is
+    neither."""
     is_lockstep: bool = False
 
     @classmethod
@@ -52,11 +53,11 @@ class Membership:
 
     @property
     def leads(self) -> tuple[int, ...]:
-        """The process that speaks for each data-parallel rank; empty outside a lockstep group."""
+        """For each data-parallel rank, the process that represents it; empty outside a lockstep group."""
         return tuple(range(0, self.mesh.size, self.tp.size)) if self.mesh and self.is_lockstep else ()
 
     def say_goodbye(self) -> None:
-        """Tells the ranks on other hosts that this rank's end is no failure."""
+        """Tells the ranks on other hosts that this rank ends on purpose, not because of a failure."""
         if self.mesh is not None and not self.is_lockstep:
             self.mesh.leave()
 
@@ -81,7 +82,7 @@ def check_model(config: EngineConfig) -> None:
 
 
 def _terms(config: EngineConfig) -> dict[str, str]:
-    """Returns the values that must be the same on all processes that meet, by setting.
+    """Returns, by setting, the values that must be the same on all processes that meet.
 
     For ranks in lockstep these are the values that determine the number or size of a step's collectives. For
     ranks of one server on several hosts they are nearly all settings, because each rank computes the same

@@ -1,4 +1,5 @@
-"""Links between rank 0 and ranks on other hosts: they find its address in the server's store and call it."""
+"""Links between rank 0 and ranks on other hosts: these ranks read rank 0's address in the server's store and
+connect to it."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ class NodeLinks:
     """Rank 0's side of the links."""
 
     def __init__(self, nodes: Nodes, tp_size: int) -> None:
-        """Opens the store, listens, and publishes the address.
+        """Opens the store, listens on a port, and publishes its address in the store.
 
         Raises :class:`ConfigError` if this process can't listen at the store's address, or if another host 0
         uses that store.
@@ -45,10 +46,10 @@ class NodeLinks:
         publish(self._store, _ADDRESS, self._listening)
 
     def accept(self) -> Iterator[tuple[int, RankLink]]:
-        """Yields each rank of another host, with the link to it, when that rank calls.
+        """Yields each rank of another host, with the link to it, when that rank connects.
 
-        Raises :class:`DeadlineError` if ranks have not called after :data:`MEETING_TIMEOUT_S`, and
-        :class:`ConfigError` if a rank was given another number of ranks or hosts.
+        Raises :class:`DeadlineError` if ranks have not connected after :data:`MEETING_TIMEOUT_S`, and
+        :class:`ConfigError` if a rank's number of ranks or hosts differs from rank 0's.
         """
         tp_size = len(self._names)
         missing = {rank: self._names[rank] for rank in range(self._nodes.ranks(tp_size).stop, tp_size)}
@@ -65,10 +66,10 @@ class NodeLinks:
 
 
 def call_rank_0(nodes: Nodes, rank: int, tp_size: int) -> RankLink:
-    """Waits for rank 0 and calls it.
+    """Waits for rank 0 and connects to it.
 
-    Raises :class:`DeadlineError` if rank 0 does not come, or ends, and :class:`ConfigError` if it refuses
-    this rank.
+    Raises :class:`DeadlineError` if rank 0 does not start in time, or ends, and :class:`ConfigError` if it
+    refuses this rank.
     """
     store = nodes.store.open(is_first=False, timeout_s=MEETING_TIMEOUT_S)
     try:

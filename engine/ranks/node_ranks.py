@@ -1,4 +1,4 @@
-"""A further host of a server. It only has ranks, which carry out rank 0's calls."""
+"""A host of a server other than the host of rank 0. It only runs ranks, which carry out rank 0's calls."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def run(config: EngineConfig, main: RankMain) -> None:
     """Runs this host's ranks until the server's rank 0 says that it stops.
 
     SIGTERM or SIGINT asks rank 0 to stop; until it has stopped, this host's ranks compute with it. A second
-    signal ends them at once. So does the first signal as long as they have not met the other ranks: then this
-    function raises :class:`KeyboardInterrupt`.
+    signal ends them at once. If this host's ranks have not met the other ranks yet, the first signal already
+    ends them, and this function raises :class:`KeyboardInterrupt`.
 
     Raises :class:`GroupLostError` if one of the ranks has ended for another reason, and :class:`ConfigError`
     if the model can't be divided among the ranks.

@@ -50,20 +50,21 @@ class RankPlace:
 
 
 RankMain = Callable[[Engine, RankLink], None]
-"""What a rank does with its engine until rank 0 says stop. It must be a module's function, since the rank's
-process imports it by name."""
+"""The function that a rank runs with its engine until rank 0 sends :class:`Stop`. It must be defined at the
+top level of a module, since the rank's process imports it by name."""
 
 
 def work(engine: Engine, link: RankLink) -> None:
-    """Runs a rank of a server that hands nothing over."""
+    """Runs a rank of a server that hands no state over."""
     RankWorker(engine, link).run()
 
 
 class RankProcess:
-    """Starts a rank's process when it is made. The rank's process ends when this process ends, in any way.
+    """Starts a rank's process when it is made. The rank's process ends when this process ends, for whatever
+    reason.
 
-    A thread of its own calls ``on_report`` with each message of the types ``reports``, and at last ``on_end``
-    when the process has ended. The rank's log lines are logged here.
+    A separate thread calls ``on_report`` with each message of the types ``reports``, and ``on_end`` when the
+    process has ended. The rank's log lines are logged in this process.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class RankProcess:
 
     @property
     def exit_code(self) -> int | None:
-        """The process's exit code. Negative: the signal that ended it; None: it runs."""
+        """The process's exit code. A negative code names the signal that ended the process; None: it runs."""
         return self._process.exitcode
 
     def join(self, timeout_s: float) -> bool:
@@ -177,7 +178,7 @@ def _make_engine(config: EngineConfig, membership: Membership, link: RankLink) -
 def _outlive_nobody(grace_s: float) -> None:
     """Ends this process after its parent process has ended, even if the main thread waits in a collective.
 
-    Before that the main thread has ``grace_s`` to notice the end by its link, if it listens.
+    The main thread first has ``grace_s`` to end by itself: its link reports the end, if the thread reads it.
     """
     parent = multiprocessing.parent_process()
     assert parent is not None

@@ -25,15 +25,16 @@ from wire.messages.ranks import RankLeaves, Stop
 log = logging.getLogger(__name__)
 
 FAILURE_GRACE_S = 1.0
-"""If a rank ends before all have met, rank 0 has this long to find and report a more exact reason."""
+"""If a rank ends before all ranks have met, rank 0 has this much time to find and report a more exact
+reason."""
 
 
 class RankProcesses:
-    """Ranks 1 and up. They end when this process ends, in any way.
+    """Ranks 1 and up. They end when this process ends, for whatever reason.
 
     ``reports`` are the types of messages that a rank may send; see :meth:`listen`. ``on_fatal`` is called
-    when a rank has ended. ``on_leaving`` is called, on another thread, with a rank whose host wants the
-    server to stop.
+    when a rank has ended. ``on_leaving`` is called, on another thread, when a host is asked to stop; it gets
+    a rank of this host.
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class RankProcesses:
                 link.send_encoded(data)
 
     def stop(self) -> None:
-        """Ends the processes after they have carried out the calls sent before."""
+        """Ends the processes after they have carried out all calls that were sent earlier."""
         self._is_stopping = True
         try:
             self.tell(Stop())

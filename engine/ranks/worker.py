@@ -40,7 +40,7 @@ class RankWorker:
         self._link = link
 
     def run(self) -> None:
-        """Runs until :class:`Stop` comes. Raises :class:`EOFError` if rank 0 is gone."""
+        """Runs until :class:`Stop` comes. Raises :class:`EOFError` if rank 0 has ended."""
         while True:
             call: Any = self._link.receive(*CALLS, *self._link.takers)
             if isinstance(call, Stop):

@@ -1,4 +1,5 @@
-"""Checks a batch's tensors against the plan: computes them again, from the requests and not from tables."""
+"""Checks a batch's tensors against the plan: computes the expected tensors from the requests, not from
+tables."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from wire.errors import SanitizerError
 
 
 class BatchCheck:
-    """Compares every index by which a step reads or writes; waits for the device."""
+    """Compares every index by which a step reads or writes memory. The comparison waits for the device."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
@@ -24,7 +25,7 @@ class BatchCheck:
     def check(self, plan: StepPlan, batch: Batch) -> None:
         """Raises :class:`SanitizerError` with both values for the first entry that differs.
 
-        Decode rows beyond the planned ones must be padding: zeros and null indices everywhere.
+        Decode rows after the planned ones must be padding: zeros and null indices everywhere.
         """
         decode, prefill = batch.decode, batch.prefill
         num_decode = 0 if decode is None else decode.num_rows
@@ -40,7 +41,7 @@ class BatchCheck:
             self._check_prefill(prefill, batch, plan.prefill_rows)
 
     def _check_decode(self, part: DecodeRows, batch: Batch, planned: list[PlannedRow]) -> None:
-        """Checks everything but the tokens of drafts: only the drafter knows these."""
+        """Checks everything but the tokens of drafts, which only the drafter knows."""
         width, split = part.num_positions, batch.num_decode_tokens
         padding = part.num_rows - len(planned)
         positions: list[int] = []

@@ -1,9 +1,10 @@
-"""Checksums of blocks and states, computed on their own device: cheap enough for every step.
+"""Checksums of blocks and states. They are computed on the caches' device and cheap enough for every step.
 
     sum(unit) = Σ w_i · m_i  mod 2^64        m_i: words of the unit, w_i: one odd 64-bit weight per position
 
-Positions are numbered over all heads and channels of the whole model. So the tensor-parallel ranks' sums of
-their shares add up to the sum of the whole, however many ranks there are.
+A unit is a block, or a part of a slot. Positions are numbered over all heads and channels of the whole model.
+So the tensor-parallel ranks' sums of their shares add up to the sum of the whole unit, however many ranks
+there are.
 
 Multilinear hashing (Lemire and Kaser, "Strongly universal string hashing is fast", 2014): the sum changes if
 a word changes, moves, or changes places with another word. Weights are a fixed function of the position, so
@@ -22,7 +23,8 @@ from wire.messages.layout import Segment
 CHUNK_BYTES = SEGMENT_ALIGNMENT
 """A state has one sum per chunk. No chunk holds bytes of two segments, so a sum identifies the layer."""
 MAX_TEMPORARY_BYTES = {"cpu": 1 << 20, "cuda": 64 << 20}
-"""Most bytes of products before they are added: the cache of a CPU core, the memory a GPU has to spare."""
+"""Maximum bytes of products before they are added. The products should fit the cache of a CPU core, or the
+free memory of a GPU."""
 
 
 class Checksums:
@@ -61,14 +63,14 @@ class Checksums:
         return (tokens * covered).sum(dim=-1)
 
     def shares_of_blocks(self, block_ids: Tensor, num_tokens: Tensor) -> Tensor:
-        """Returns the same as :meth:`blocks`, but zeros if another rank counts the same heads."""
+        """Returns the same as :meth:`blocks`, but zeros if another rank already counts the same heads."""
         sums = self.blocks(block_ids, num_tokens)
         return torch.zeros_like(sums) if self._caches.spec.copies_kv_heads else sums
 
     def shares_of_state(self, slot: int) -> Tensor:
         """Returns ``[num_segments]`` int64: sums without padding.
 
-        Data that a rank before this one holds too is left out.
+        Data that a lower rank holds too is left out.
         """
         sums = []
         for weights, segment in zip(self._share_weights(), self._caches.state_layout.segments, strict=True):

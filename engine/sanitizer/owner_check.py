@@ -1,4 +1,5 @@
-"""Checks that a step's rows share only memory that they only read. Faults are structural: they raise."""
+"""Checks that a step's rows share memory only for reading. All faults found here are structural: they
+raise."""
 
 from __future__ import annotations
 
@@ -15,9 +16,9 @@ from wire.errors import SanitizerError
 
 
 def check_slot_owners(rows: Sequence[PlannedRow], tags: SlotTags) -> None:
-    """Checks that each written slot has one writer, no other reader and an owner, and overwrites nothing.
+    """Checks that each slot that is written has one writer, no other reader and an owner.
 
-    Raises :class:`SanitizerError` if not. A row may overwrite only its own request's states.
+    A row may overwrite only states of its own request. Raises :class:`SanitizerError` if a check fails.
     """
     writers: dict[int, Request] = {}
     for row in rows:
@@ -44,7 +45,7 @@ def check_slot_owners(rows: Sequence[PlannedRow], tags: SlotTags) -> None:
 def check_block_owners(
     rows: Sequence[PlannedRow], tags: BlockTags, *, block_size: int, num_positions: int
 ) -> None:
-    """Checks that a block which a row writes is in no other row, has an owner, and is empty when it is begun.
+    """Checks that a block that a row writes is in no other row, has an owner, and is empty when it is begun.
 
     Raises :class:`SanitizerError` if not. Decode rows have ``num_positions`` positions.
     """

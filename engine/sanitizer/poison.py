@@ -9,7 +9,8 @@ from engine.memory.caches import Caches
 
 
 class Poison:
-    """Writes NaN to blocks, and to each segment of slots in its own dtype. Padding of slots stays zero."""
+    """Writes NaN to blocks, and to each segment of slots in the segment's dtype. Padding in slots stays
+    zero."""
 
     def __init__(self, caches: Caches) -> None:
         self._caches = caches

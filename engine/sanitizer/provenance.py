@@ -1,7 +1,8 @@
 """Tags of blocks and slots, kept on the host: which request wrote which prefix there, in which epoch.
 
 A tag names the prefix by a running digest of its tokens and by its length. Every index of a pool has an
-*epoch*. When the index is freed, its epoch moves, and tags of earlier epochs are no longer valid.
+*epoch*, a number. When the index is freed, its epoch increases, and tags of earlier epochs are no longer
+valid.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class PrefixDigest:
     def at(self, tokens: Sequence[int], num_tokens: int) -> int:
         """Returns the digest of ``tokens[:num_tokens]``.
 
-        Hashes from the start only if ``num_tokens`` goes back to a place inside a block.
+        Hashes from the start only if ``num_tokens`` lies inside a block, and before the last digested token.
         """
         self._advance(tokens, num_tokens)
         blocks, rest = divmod(num_tokens, self._block_size)
@@ -46,8 +47,8 @@ class PrefixDigest:
         return _as_int(whole)
 
     def over_blocks(self, tokens: Sequence[int], num_tokens: int) -> NDArray[np.uint64]:
-        """Returns the digest at the end of each block that ``num_tokens`` tokens reach, the last one at
-        ``num_tokens``."""
+        """Returns the digest at the end of each block that ``num_tokens`` tokens reach. If the last block is
+        not full, its digest is the one after ``num_tokens`` tokens."""
         last = self.at(tokens, num_tokens)
         blocks, rest = divmod(num_tokens, self._block_size)
         digests = self._at_block_ends[:blocks]
@@ -135,7 +136,7 @@ class SlotTags:
         self._tags[slot] = SlotTag(request.request_id, digest, num_tokens, int(self.epochs.now[slot]))
 
     def spoil(self, slot: int, request: Request) -> None:
-        """Tags ``slot`` as holding the state behind a rejected draft, which no row may read."""
+        """Tags ``slot`` as holding the state after a rejected draft, which no row may read."""
         self.write(slot, request, 0, _REJECTED)
 
     def move(self, tag: SlotTag, slot: int) -> None:
@@ -144,7 +145,7 @@ class SlotTags:
 
 
 class BlockTags:
-    """For each block: digest and length of the prefix at the end of its contents, and their epoch."""
+    """For each block: digest and length of the prefix that ends with its contents, and the epoch of both."""
 
     def __init__(self, pool: IndexPool) -> None:
         self.epochs = Epochs(pool)

@@ -3,10 +3,10 @@
 | when | what |
 |---|---|
 | a block or slot is freed | it is filled with NaN before another request may use it |
-| before a step | blocks and slots have one owner; each holds the prefix that its reader expects |
-| before a step | the bytes of each state are those that were written; rows without an owner are clear |
+| before a step | blocks and slots have one owner; each of them holds the prefix that its reader expects |
+| before a step | the bytes of each state are those that were written; table rows without an owner are empty |
 | before a step | the batch's tensors agree with the plan |
-| after a step | written memory is tagged and summed; a state behind a rejected draft may not be read |
+| after a step | written memory is tagged and summed; a state after a rejected draft may not be read |
 | preemption, handoff | blocks and state are compared by checksum on arrival |
 
 A fault in memory that only one request uses (its state, its row of the table, its copy) ends that request. If
@@ -49,7 +49,7 @@ DAMAGED_ELSEWHERE = "the request's blocks or state are damaged on another tensor
 
 @dataclass(frozen=True)
 class _Away:
-    """Checksums of what a preempted request had in the pools."""
+    """Checksums of the state and blocks that a preempted request had in the pools."""
 
     state: StateAway | None
     block_sums: torch.Tensor
@@ -96,7 +96,7 @@ class Sanitizer:
             torch.cuda.synchronize(self._device)  # a peer's bytes must not land before the NaN
 
     def _return(self, swap: Swap) -> SanitizerError | None:
-        """Tags the memory of a preempted request that is back; returns an error if its blocks changed."""
+        """Tags the memory of a preempted request that was resumed. Returns an error if its blocks changed."""
         request = self._scheduler.running[swap.request_id]
         away = self._away.pop(swap.request_id, None)
         if away is None:
@@ -261,7 +261,8 @@ class Sanitizer:
         return digests[: self._blocks_for(num_tokens)]
 
     def _lengths(self, first_block: int, num_tokens: int) -> NDArray[np.int64]:
-        """Returns the tokens up to the end of each block's contents."""
+        """Returns, for each block, the number of the request's tokens up to the end of the block's
+        contents."""
         ends = np.arange(first_block + 1, self._blocks_for(num_tokens) + 1) * self._block_size
         return np.minimum(ends, num_tokens)
 

@@ -40,7 +40,8 @@ class StateWatch(Protocol):
         """Returns tag and checksums of a state that is about to be moved out of the pool."""
 
     def come_back(self, slot: int, away: StateAway | None) -> None:
-        """Takes tag and checksums of a state that was moved back. Its bytes are compared before a read."""
+        """Takes tag and checksums of a state that was moved back. Its bytes are compared before it is
+        read."""
 
     def expect_nothing(self, request: Request) -> None:
         """Raises if anything has been written to the slot that a transfer is to fill."""
@@ -58,7 +59,7 @@ class StateWatch(Protocol):
         """Returns an error for each request whose state's bytes are not those that were written."""
 
     def computed(self, ends: Sequence[tuple[PlannedRow, int]], num_positions: int) -> None:
-        """Tags the slots of rows that were computed, each up to the given number of tokens."""
+        """Tags the slots of rows that were computed. ``ends`` has each row's number of computed tokens."""
 
 
 class NoStateWatch:
@@ -183,9 +184,9 @@ class SlotWatch:
         self._sum([slot for row, end in ends for slot in self._tag(row, end, num_positions)])
 
     def _tag(self, row: PlannedRow, end: int, num_positions: int) -> list[int]:
-        """Tags the slots that a row wrote, and returns those with valid states, up to h(end).
+        """Tags the slots that a row wrote, and returns the slots with valid states, up to h(end).
 
-        Slots behind rejected drafts are tagged as not readable.
+        Slots with states after rejected drafts are tagged as not readable.
         """
         request = row.request
         if row.is_decode:

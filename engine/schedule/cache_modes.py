@@ -2,9 +2,11 @@
 
 | mode | states kept | how |
 |---|---|---|
-| `none` | the running one | |
+| `none` | only the newest, for the request itself | |
 | `align` | at chunk ends on a block boundary | the scheduler cuts chunks there |
-| `all` | at every state-block boundary, prompt and answer | the scan writes them itself |
+| `all` | at every multiple of the state block, in prompt and answer | the scan writes them |
+
+The scan is the kernel that computes a chunk's states.
 
 Both caching modes also keep the state at a prompt's last block boundary, where the same prompt or
 the next turn of its conversation starts, and at a branch: the end of a prefix whose KV was cached while no
@@ -30,10 +32,11 @@ class CacheMode(Protocol):
     """Decides where states are kept. Lengths are in tokens from the prompt's start."""
 
     caches: bool
-    """Whether anything is kept at all, KV included."""
+    """Whether anything is kept for later requests, be it KV or states."""
 
     def chunk_end(self, request: Request, start: int, end: int) -> int:
-        """Returns where a chunk has to stop that could run from ``start`` to ``end``."""
+        """Returns the length at which a chunk has to stop. Without a cache it would run from ``start`` to
+        ``end``."""
 
     def inner_boundaries(self, request: Request, start: int, end: int) -> list[int]:
         """Returns the lengths strictly inside a chunk at which the scan has to write the state."""
@@ -42,7 +45,7 @@ class CacheMode(Protocol):
         """Whether the state at ``length``, where a chunk ends, is to be kept."""
 
     def next_kept(self, request: Request, length: int) -> int | None:
-        """Returns the first length beyond ``length`` at which a decode row's state is kept, if any."""
+        """Returns the first length greater than ``length`` at which a decode row's state is kept, if any."""
 
 
 class NoStates:
@@ -84,7 +87,8 @@ class AlignedChunks:
         self._block_size = block_size
 
     def chunk_end(self, request: Request, start: int, end: int) -> int:
-        """Stops at the next wanted boundary, else, before the prompt's end, at a block boundary."""
+        """Stops at the next boundary whose state has to be kept. If there is none, a chunk that does not
+        reach the prompt's end stops at the last block boundary that it reaches."""
         wanted = [mark for mark in _marks(request, self._block_size) if start < mark < end]
         if wanted:
             return min(wanted)

@@ -1,6 +1,6 @@
-"""Computes numbers of blocks and slots from a memory budget, or refuses and shows the arithmetic.
+"""Computes numbers of blocks and slots from a memory budget, or raises an error that shows the arithmetic.
 
-Nothing is capped in silence. If a batch, a context or a pool does not fit, the operator decides what to
+No setting is lowered silently. If a batch, a context or a pool does not fit, the operator decides what to
 change. So the error names what is missing, and which settings with which values would fit.
 
 | slots | are |
@@ -9,10 +9,11 @@ change. So the error names what is missing, and which settings with which values
 | running | ``1 + k`` for every sequence: each of the k drafts of a step keeps a state |
 | leased | on a prefill server: one more for each sequence, waiting to be read by a decode server |
 | cached | states that only the prefix cache holds |
-| read | so many that, with the cached slots, every running sequence may hold one to read |
+| read | the number by which sequences exceed cached slots, so that each sequence can read a cached state |
 
-A running sequence may start its next step from a cached state, which then can't be evicted. Without a slot
-for that state beside the running slots, a request whose prefix is cached would wait until another one ends.
+A running sequence may start its next step from a cached state, which then can't be evicted. If there were no
+slot for that state in addition to the running slots, a request whose prefix is cached would have to wait
+until another request ends.
 
 Memory that a model does not keep takes no bytes and limits nothing. Without recurrent layers the only slot is
 the null slot. Without attention layers the only block is the null block, and a sequence of any length has no
@@ -76,7 +77,7 @@ class CapacityPlan:
 
     @property
     def max_held(self) -> int:
-        """Most requests whose memory can be leased at once.
+        """Maximum number of requests whose memory can be leased at the same time.
 
         This limit is needed because equal requests share blocks and states: memory alone does not bound how
         many are leased.
@@ -124,8 +125,9 @@ def count_slots(
 ) -> SlotCount:
     """Counts the slots with which ``max_num_seqs`` sequences can always run at once.
 
-    ``num_cached_states`` None: twice ``max_num_seqs``; mode ``none`` has none. In mode ``all`` the states at
-    past boundaries are the prefix cache's and can be evicted, so the length of a sequence does not matter.
+    ``num_cached_states`` None: twice ``max_num_seqs``; mode ``none`` has no cached states. In mode ``all``
+    the states at earlier boundaries belong to the prefix cache and can be evicted, so the length of a
+    sequence does not matter.
     """
     cached = read = 0
     if cache_mode != "none":
@@ -193,7 +195,7 @@ class Demand:
     def growth_blocks(self) -> int:
         """Blocks that admission keeps free for each running sequence to grow into.
 
-        A step writes the KV of up to ``1 + k`` tokens, and drafting writes the KV of k more behind them.
+        A step writes the KV of up to ``1 + k`` tokens, and drafting writes the KV of k more after them.
         """
         return self._blocks_for(1 + 2 * self.num_speculative)
 
@@ -208,8 +210,8 @@ class Demand:
 
     @property
     def min_blocks(self) -> int:
-        """The null block and the larger number: blocks of one full-length sequence, or the fewest blocks of
-        all sequences."""
+        """The null block, plus the larger of two numbers: the blocks of one full-length sequence, and
+        ``min_blocks_per_seq`` for each sequence."""
         return 1 + max(self.blocks_per_seq, self.min_blocks_per_seq * self.max_num_seqs)
 
     @property
@@ -228,8 +230,8 @@ class Demand:
     ) -> CapacityPlan:
         """Divides a budget between slots, which are counted first, and blocks, which get the rest.
 
-        ``budget_setting`` names, for the error message, the setting and value that give a budget of so many
-        bytes.
+        ``budget_setting`` takes a number of bytes and returns, for the error message, the setting and value
+        that give this budget.
 
         Raises :class:`CapacityError` if the budget is below :attr:`min_bytes`.
         """
@@ -282,7 +284,8 @@ class Demand:
         return f"{self.min_blocks} KV blocks (1 null + {parts}) x {size}"
 
     def _fitting_settings(self, budget_bytes: int) -> list[str]:
-        """Returns the settings of which each would suffice if lowered alone, with its largest such value."""
+        """Returns each setting that would suffice if only it were lowered, with the largest value that
+        fits."""
 
         def largest(low: int, end: int, lowered: Callable[[int], Demand]) -> int | None:
             return _largest(low, end, lambda value: lowered(value).min_bytes <= budget_bytes)

@@ -1,7 +1,7 @@
 """Plans decode rows and gives their requests the memory they lack: blocks, or a slot for a boundary state.
 
-Each step in flight brings a request forward by at least one token and at most ``1 + k``. Memory is given for
-the most.
+Each step in flight adds at least one token and at most ``1 + k`` tokens to a request. The request gets memory
+for the maximum.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class DecodeRows:
     def is_next(self, request: Request) -> bool:
         """Whether the request's next row is a decode row: N-1 tokens are computed or in flight.
 
-        False if the request is at its end, and as long as the masks of its grammar have not come.
+        False if the request is at its end, or if it still waits for the masks of its grammar.
         """
         if request.awaits_masks:
             return False
@@ -35,7 +35,7 @@ class DecodeRows:
         return is_decode_row(num_new=num_new, num_before=num_before, chunks_until=request.chunks_until)
 
     def is_calm(self, request: Request) -> bool:
-        """Whether the request's next row is a decode row for which it has everything already."""
+        """Whether the request's next row is a decode row for which it already has all memory and masks."""
         most = request.num_planned + request.num_in_flight * (self._num_positions - 1)
         return most <= request.calm_until and not request.awaits_masks
 
@@ -62,8 +62,8 @@ class DecodeRows:
 
         At most ``most_computed`` tokens are computed before the row.
         """
-        # Within the prompt the row computes one token. It must not take a boundary further on: the chunk that
-        # may follow would not write that.
+        # Within the prompt the row computes one token. It must not take a boundary after this token, because
+        # a chunk may compute the next tokens, and a chunk would not write the state of that boundary.
         num_new = self._num_positions if request.is_prompt_planned else 1
         boundary = self._owned.decode_boundary(request, most_computed, num_new)
         return PlannedRow(request, request.num_planned, 1, boundary)
@@ -71,14 +71,14 @@ class DecodeRows:
     def grow_if_room(self, request: Request, num_tokens: int) -> None:
         """Gives a request, if there is room, the blocks for a step that surely computes up to ``num_tokens``.
 
-        Without them drafts are worse, but that is no reason to preempt another request.
+        Without these blocks the drafts are worse, but that is no reason to preempt another request.
         """
         reach = self._reach(request, num_tokens)
         if self._owned.num_missing_blocks(request, reach) <= self._owned.cache.num_available_blocks:
             self._owned.grow(request, reach)
 
     def _most_computed(self, request: Request) -> int:
-        """Returns the most tokens that are computed once all steps in flight have landed.
+        """Returns the maximum number of tokens that are computed once all steps in flight have landed.
 
         Within the prompt the number is exact.
         """
@@ -86,9 +86,9 @@ class DecodeRows:
         return request.num_planned + num_uncertain * (self._num_positions - 1)
 
     def _reach(self, request: Request, num_tokens: int) -> int:
-        """Returns the most tokens whose KV a step may write if it surely computes up to ``num_tokens``.
+        """Returns how many tokens' KV a step may write at most if it surely computes up to ``num_tokens``.
 
-        All k drafts may be accepted, and drafting goes on k tokens behind them.
+        All k drafts may be accepted, and drafting then writes the KV of k tokens after them.
         """
         return min(num_tokens + 2 * (self._num_positions - 1), request.max_total_tokens)
 

@@ -2,9 +2,9 @@
 
 A client's share is the larger of two fractions: its part of all rows, and its part of all blocks. A row that
 reports log-probabilities costs a step as much as several other rows, and counts as that many. The next row
-goes to the waiting client with the smallest share. If no row is free, a client with a larger share gives one,
-as long as that makes the shares more equal (dominant resource fairness: Ghodsi et al., NSDI 2011). So nobody
-has to wait until other clients' long answers and many choices end.
+goes to the waiting client with the smallest share. If no row is free, a client with a larger share gives up
+a row, as long as that makes the shares more equal (dominant resource fairness: Ghodsi et al., NSDI 2011). So
+no client has to wait until other clients' long answers and many choices end.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from engine.request import Request
 
 PAUSE_STEPS = 4
-"""Steps between two rows that are given: each costs a copy of blocks and state to host memory and back."""
+"""Number of steps after which another row may be given to another client. Each such row costs a copy of
+blocks and state to host memory and back."""
 
 ALTERNATIVES_A_ROW = 10
 """Alternatives in log-probabilities: a row that reports this many costs as much as two other rows."""
@@ -49,7 +50,8 @@ class FairShares:
             share.num_blocks += len(request.memory.block_ids)
 
     def of(self, client: str, *, rows: float = 0.0, blocks: int = 0) -> float:
-        """Returns a client's share if it had so many more rows and blocks; 1 is everything."""
+        """Returns the share that a client would have with ``rows`` more rows and ``blocks`` more blocks; 1
+        means all rows or all blocks of the server."""
         share = self._shares.get(client, Share())
         return max((share.num_rows + rows) / self._num_rows, (share.num_blocks + blocks) / self._num_blocks)
 
@@ -64,8 +66,8 @@ class FairShares:
         """Returns the request that should give its row to ``request``; None: shares are fair as they are.
 
         ``request`` needs ``num_blocks``. The client with the largest share gives its youngest row. The oldest
-        request of each client stays, so that all requests get to their end. ``running`` begins with the
-        oldest request.
+        request of each client stays, so that every request is completed at some time. ``running`` begins
+        with the oldest request.
         """
         smaller = self.of(request.client, rows=cost_of(request), blocks=num_blocks)
         givers = [

@@ -1,4 +1,4 @@
-"""Prefix caches of models that keep only one of the two: blocks without states, or states without blocks.
+"""Prefix caches of models that keep only blocks or only states.
 
 | model | a prefix counts as a hit up to | what is evicted |
 |---|---|---|
@@ -6,8 +6,9 @@
 | no recurrent layers | every full block | leaves, least recently used first |
 | no attention layers | a cached state | states, least recently used first |
 
-Without attention the tree's nodes hold no memory of a pool and exist only for their keys. A node that leads
-to no state is removed at once, so there are never more nodes than states and running requests need.
+Without attention layers the nodes of the cache's tree have no blocks and exist only for their keys. A node
+that leads to no state is removed at once, so there are never more nodes than states and running requests
+need.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Ownership of rows, blocks, slots and prefix-cache entries by requests. Only this module moves them."""
+"""Ownership of rows, blocks, slots and prefix-cache entries by requests.
+
+Only this module gives them to requests and takes them back.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,8 @@ class Ownership:
     # --- taking ----------------------------------------------------------------------------------
 
     def admit(self, request: Request, *, spare_blocks: int) -> bool:
-        """Gives a waiting request a row, slots, cached blocks and new blocks for its prompt, or nothing.
+        """Gives a waiting request a row, slots, cached blocks and new blocks for its prompt, or gives
+        nothing.
 
         ``spare_blocks`` blocks have to remain available for the requests that run already. Returns whether
         there was room.
@@ -63,7 +67,7 @@ class Ownership:
         return True
 
     def _start_behind(self, request: Request, match: Match) -> None:
-        """Lets the request start behind its cached prefix, which need not be computed."""
+        """Lets the request start after its cached prefix, which need not be computed."""
         block_size = self._plan.block_size
         request.num_computed = request.measured.num_cached = len(match.nodes) * block_size
         request.num_planned = request.num_computed
@@ -71,7 +75,7 @@ class Ownership:
             request.branch = match.num_matched_blocks * block_size
 
     def readmit(self, request: Request, *, spare_blocks: int) -> bool:
-        """Gives a preempted request a row, slots and blocks for all its tokens so far, or nothing.
+        """Gives a preempted request a row, slots and blocks for all its tokens so far, or gives nothing.
 
         Returns whether there was room.
         """
@@ -87,7 +91,7 @@ class Ownership:
         return bool(self._rows) and has_slots and self.cache.num_available_blocks >= num_blocks
 
     def _give(self, request: Request, num_blocks: int, cached: Sequence[int] = ()) -> None:
-        """Gives a row, slots, and ``num_blocks`` new blocks behind the ``cached`` ones."""
+        """Gives a row, slots, and ``num_blocks`` new blocks after the ``cached`` ones."""
         blocks = [*cached, *self.cache.allocate_blocks(num_blocks)]
         request.row = self._rows.pop()
         request.memory = Memory(blocks, slots=[self.cache.allocate_slot() for _ in range(self._num_slots)])
@@ -101,7 +105,10 @@ class Ownership:
         request.memory.block_ids += self.cache.allocate_blocks(self.num_missing_blocks(request, num_tokens))
 
     def take_boundaries(self, request: Request, start: int, end: int) -> tuple[StateBoundary, ...]:
-        """Takes slots for a chunk's boundary states, its end's included, as far as slots are available."""
+        """Takes slots for a chunk's boundary states, including the state at the chunk's end if it is kept.
+
+        If fewer slots are available than needed, the last boundaries are left out.
+        """
         lengths = self._mode.inner_boundaries(request, start, end)
         if self._mode.keeps(request, end):
             lengths.append(end)
@@ -113,9 +120,9 @@ class Ownership:
     ) -> tuple[StateBoundary, ...]:
         """Returns the boundary that a decode row may pass in this step, if there is one and a slot for it.
 
-        ``most_computed`` is the most tokens computed before the step, ``num_new`` the most tokens computed in
-        it. The slot is written when the row passes the boundary, in this step or in a later one. A rejected
-        draft leaves a wrong state in the slot, which the next try overwrites.
+        ``most_computed`` is the maximum number of tokens computed before the step, ``num_new`` the maximum in
+        the step. The slot is written when the row passes the boundary, in this step or in a later one. A
+        rejected draft leaves a wrong state in the slot; the next step that passes the boundary overwrites it.
         """
         memory = request.memory
         if memory.boundary is None:
@@ -164,7 +171,8 @@ class Ownership:
     def _put(self, request: Request, boundary: StateBoundary) -> None:
         """Gives the cache a state that a step wrote, unless the cache has a state there already.
 
-        If it is the request's newest state, the next step reads it, whether the cache or the request owns it.
+        If the state is the request's newest one, the next step reads it, no matter whether the cache or the
+        request owns the slot.
         """
         memory = request.memory
         if boundary is memory.boundary:
@@ -186,7 +194,7 @@ class Ownership:
             request.row = -1
 
     def keep_state_alone(self, request: Request) -> None:
-        """Frees all slots of a request that computes no more, except the slot with its state."""
+        """Frees all slots of a request that computes no more, except the slot with its newest state."""
         memory = request.memory
         newest = memory.state_slot
         kept = [] if newest == NULL_INDEX or memory.read_state is not None else [newest]

@@ -1,11 +1,11 @@
 """Decides on the host which requests are admitted, preempted and resumed, and what each step computes.
 
 No tensors, no clocks, no I/O. Steps may be planned while the last one is still in flight: a prompt's progress
-is known when it is planned, a decoding request's progress only within bounds, so memory is given for the
-most. Requests are admitted first come, first served, with the blocks of their prompt; they grow block by
-block as they decode. When blocks run out the youngest running request is preempted: its blocks and state move
-to host memory and come back, exactly as they were, when there is room. The oldest request is never preempted
-for another, so every admitted request runs to its end.
+is known when it is planned, a decoding request's progress only within bounds, so the request gets memory for
+the upper bound. Requests are admitted first come, first served, with the blocks of their prompt; they get
+further blocks one by one as they decode. When blocks run out the youngest running request is preempted: its
+blocks and state move to host memory and come back, exactly as they were, when there is room. The oldest
+request is never preempted for another, so every admitted request runs to its end.
 
 Each of several clients gets a fair share (:mod:`engine.schedule.fair_share`): requests of the client with the
 smallest share are admitted first. Requests of the client with the largest share are preempted first, for
@@ -35,7 +35,7 @@ SHORT_PROMPT_STEPS = 16
 graphs and takes three times as long for all rows: a client with many such prompts must not slow down every
 step."""
 FEW_ROWS = 4
-"""With at most so many rows, prompts of one token need not wait: hardly any row is slowed down."""
+"""With at most this many rows, prompts of one token need not wait: hardly any row is slowed down."""
 
 
 class Scheduler:
@@ -112,7 +112,7 @@ class Scheduler:
         self.running[request.request_id] = request
 
     def launched(self, plan: StepPlan) -> None:
-        """Notes that the plan's rows are being computed; further steps may be planned on top of them."""
+        """Notes that the plan's rows are being computed; further steps may be planned meanwhile."""
         for row in plan.rows:
             request = row.request
             request.num_planned += row.num_new
@@ -187,8 +187,8 @@ class Scheduler:
         return sum(max(0, min(one.target, one.num_given) - one.num_computed) for one in self.active)
 
     def may_move(self, request: Request) -> bool:
-        """Whether another server can go on with the request: it decodes, and all but its newest token is
-        computed."""
+        """Whether another server can continue the request: the request decodes, and all its tokens except the
+        newest one are computed."""
         is_decoding = request.request_id in self.running and not request.prefill_only
         return is_decoding and 0 < request.num_computed == len(request.tokens) - 1 and self.may_keep
 
@@ -235,8 +235,8 @@ class Scheduler:
 
     @property
     def must_preempt(self) -> bool:
-        """Whether the next plan may preempt a request. Steps in flight have to land first then: memory that
-        they write to can't be moved."""
+        """Whether the next plan may preempt a request. In this case steps in flight have to land first,
+        because memory that they write to can't be moved."""
         if self._giver is not None:
             return True
         missing = 0
@@ -286,7 +286,8 @@ class Scheduler:
     def _takes_steps(self, num_rows: int) -> bool:
         """Whether at least ``num_rows`` running requests take part in steps.
 
-        If all of them wait for masks, there may be no steps for long, and counting steps means nothing.
+        If all of them wait for masks, no step may be computed for a long time, so nothing should be put off
+        by a number of steps.
         """
         going_on = (one for one in self.running.values() if not one.awaits_masks)
         return sum(1 for _ in islice(going_on, num_rows)) == num_rows
@@ -318,14 +319,15 @@ class Scheduler:
         return Swap(request.request_id, tuple(request.memory.block_ids[:num_used]), request.memory.state_slot)
 
     def _admit(self) -> tuple[list[Request], list[Swap]]:
-        """Resumes preempted requests and admits waiting ones, as far as there is room."""
+        """Resumes preempted requests and admits waiting ones, while there is room."""
         admitted: list[Request] = []
         swap_in: list[Swap] = []
         self._unplaced = None
         several_wait = have_several_clients(self.preempted, self.waiting)
         while (request := self._next_to_admit(is_fair=several_wait)) is not None:
             if request.request_id in self.preempted:
-                # Alone it needs no spare block. Else a request that fills the pool would never be resumed.
+                # While no other request runs, no spare block is required. Otherwise a request that fills the
+                # pool would never be resumed.
                 spare_blocks = 1 + len(self.running) if self.running else 0
                 if not self.owned.readmit(request, spare_blocks=spare_blocks):
                     self._unplaced = request

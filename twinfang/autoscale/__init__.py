@@ -1,1 +1,1 @@
-"""``twinfang autoscale``: from metrics and objectives to the sizes of both pools."""
+"""``twinfang autoscale``: computes the sizes of both pools from metrics and objectives."""

@@ -1,4 +1,7 @@
-"""The loop: reads pages, decides, prints each decision, and scales if --apply is given."""
+"""The autoscaler's loop: reads metrics pages, decides, prints each decision, and scales if --apply is given.
+
+A look is one pass of the loop.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TPOT_MEMORY_S = 3600.0
-"""How long measured TPOT is used. Prompt lengths change over a day, and with them the cost of a row."""
+"""How long measured TPOT is used. Prompt lengths change over a day, and the cost of a row changes with
+them."""
 
 
 @dataclass
@@ -39,8 +43,8 @@ class Pool:
     history: PoolHistory
     num_serving: int = 0
     said: tuple[str, int, int] | str = ""
-    """The subject of the last line. Another line is printed only if the subject changes, not for new
-    numbers."""
+    """The subject of the last line that was printed. The next line is printed only if the subject changes,
+    not if only numbers change."""
 
 
 class Autoscaler:
@@ -61,7 +65,8 @@ class Autoscaler:
         self.prefill, self.decode = (self._pool(source) for source in (config.prefill, config.decode))
         self._unread: set[Unread] = set()
         self._no_router = ""
-        """Why nothing can be computed if no router's metrics were read; empty if some were."""
+        """Why nothing can be computed: no router's metrics were read. Empty if any router's metrics were
+        read."""
         self._tpot_seen: deque[tuple[float, TpotPoint]] = deque()
 
     def _pool(self, source: PoolSource) -> Pool:
@@ -105,8 +110,8 @@ class Autoscaler:
         return bool(self.routers.changes())
 
     def _log_unread(self, found: list[Page | Unread]) -> None:
-        """Logs each unreadable page once, until its state changes. Starting pods have an address before they
-        listen."""
+        """Logs a page that can't be read only once, until its state or the reason changes. Without this limit
+        each starting pod would cause many lines, since it has an address before it listens."""
         unread = {one for one in found if isinstance(one, Unread)}
         for one in sorted(unread - self._unread, key=lambda one: one.address):
             log.warning("can't read metrics of %s: %s", one.address, one.reason)

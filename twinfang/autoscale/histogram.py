@@ -1,4 +1,4 @@
-"""What a Prometheus histogram observed in a period. Pure."""
+"""The observations of a Prometheus histogram in a period. Pure."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ class Histogram:
         return above / self.count if self.count else 0.0
 
     def weighted(self) -> list[tuple[float, float]]:
-        """Returns a value for each bucket, and its share: the bucket's middle, scaled so that the mean of all
-        is the true mean."""
+        """Returns a value for each bucket, and the bucket's share of all observations. The value is the
+        bucket's middle, scaled so that the mean of all values is the true mean."""
         if not self.count:
             return []
         middles = [((low + high) / 2, count / self.count) for low, high, count in self._buckets() if count]
@@ -79,7 +79,7 @@ class Histogram:
 
 
 def added(histograms: list[Histogram]) -> Histogram:
-    """Adds histograms of several processes. Those that observed nothing may have no bounds."""
+    """Adds histograms of several processes. Histograms without observations may have no bounds."""
     filled = [one for one in histograms if one.count]
     if not filled:
         return Histogram()

@@ -1,4 +1,4 @@
-"""Metrics pages: their addresses, their samples, and the changes from one page to a later one."""
+"""Metrics pages: their addresses, their samples, and the changes from one page to a later page."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Page:
 
     address: str
     read_s: float
-    """By the monotonic clock."""
+    """When the page was read, by the monotonic clock."""
     samples: Mapping[Series, float]
 
     @classmethod
@@ -49,13 +49,13 @@ class Page:
 
     @property
     def started_s(self) -> float:
-        """When the process started: differs after a restart."""
+        """When the process started. After a restart the value is a different one."""
         return self.sum("process_start_time_seconds")
 
 
 @dataclass(frozen=True)
 class PageChange:
-    """What one process has counted between one page and a later one."""
+    """The increase of one process's counters between one page and a later page."""
 
     before: Page
     now: Page
@@ -95,8 +95,8 @@ class Unread:
 
 
 async def read_pages(urls: Iterable[str], now_s: float) -> list[Page | Unread]:
-    """Reads the page of every process behind each URL. A headless Service's name stands for all of its
-    pods."""
+    """Reads the page of every process at each URL. The name of a headless Service stands for all its pods, so
+    one URL can have several processes."""
     found = await asyncio.gather(*(asyncio.to_thread(_addresses, url) for url in urls))
     reads = [asyncio.to_thread(_read, url, one, now_s) for urls in found for url, one in urls]
     return list(await asyncio.gather(*reads))

@@ -1,4 +1,4 @@
-"""How many servers a pool needs for its load. Pure.
+"""Computes how many servers a pool needs for its load. Pure.
 
 The arithmetic is that of ``twinfang plan`` (engine/cost/goodput.py), with measured times in place of computed
 step costs: prompts queue before a prefill server as in M/G/1, rows of a decode server are Poisson.
@@ -16,7 +16,7 @@ from twinfang.autoscale.readings import DecodeReading, PrefillReading, RouterRea
 from twinfang.autoscale.step_line import StepLine, TpotPoint, step_line, tpot_rows
 
 MAX_BUSY = 0.95
-"""Largest share of the time that a prefill server may be busy, even if the objectives allow more."""
+"""Maximum share of the time in which a prefill server may be busy, even if the objectives allow more."""
 PLACES_FULL = 0.9
 BACKLOG_S = 30.0
 """Time in which the servers should finish the waiting prompts."""
@@ -24,12 +24,12 @@ BACKLOG_S = 30.0
 
 @dataclass(frozen=True)
 class Objectives:
-    """Objectives. ``share`` of all requests should meet each."""
+    """Limits for times of requests. For each limit, ``share`` of all requests should be within it."""
 
     ttft_s: float
     tpot_s: float
     queue_s: float
-    """For each wait before a server computes: in routers, on prefill servers, on decode servers."""
+    """Limit for each wait before a server computes: in routers, on prefill servers, on decode servers."""
     share: float = 0.9
 
 
@@ -42,7 +42,7 @@ class Need:
 def prefill_need(
     load: PrefillReading, routers: RouterReading, goals: Objectives, *, growth: float = 1.0
 ) -> Need:
-    """Returns the prefill servers needed for ``growth`` times as many prompts."""
+    """Returns the number of prefill servers needed for ``growth`` times as many prompts as now."""
     if not load.service.count:
         return Need(1, "no prompts")
     waiting = load.waiting + (routers.num_queued if routers.places_taken < PLACES_FULL else 0.0)
@@ -72,8 +72,8 @@ def decode_need(
     *,
     growth: float = 1.0,
 ) -> Need:
-    """Returns the decode servers needed for ``growth`` times as many requests. ``seen``: the earlier looks
-    and, as the last, the present one."""
+    """Returns the number of decode servers needed for ``growth`` times as many requests as now. ``seen`` has
+    the measurements of earlier looks at the metrics and, as its last element, of the present look."""
     wanted = load.running + load.waiting
     why = f"{load.running:.1f} requests run"
     if load.waiting >= 0.5:
@@ -102,7 +102,7 @@ def _fewest(work: float, runs: Sequence[tuple[float, float]], later_s: float, go
     mean = sum(run * share for run, share in runs)
     square = sum(run * run * share for run, share in runs)
     rests = [(goals.ttft_s - later_s - run, share) for run, share in runs]
-    in_time = [(rest, share) for rest, share in rests if rest >= 0]  # more servers don't help the others
+    in_time = [(rest, share) for rest, share in rests if rest >= 0]  # more servers don't help other prompts
     weight = sum(share for _, share in in_time) or 1.0
 
     def is_enough(num: int) -> bool:
@@ -124,7 +124,7 @@ def _hopeless_share(service: Histogram, later_s: float, goals: Objectives) -> fl
 
 
 def _peak_rows(load: DecodeReading, goals: Objectives, points: Sequence[TpotPoint]) -> tuple[float, str]:
-    """Returns the most rows that one server can run at a time, and what limits them."""
+    """Returns the maximum number of rows that one server can run at a time, and the name of the limit."""
     running = load.running / load.num_servers
     limits = {
         "--max-num-seqs": load.max_rows or math.inf,
@@ -142,6 +142,6 @@ def _long_wait(queue: Histogram, goals: Objectives, where: str) -> str:
 
 
 def _more(num_servers: int) -> int:
-    """Grows by a quarter, for requests that wait although the arithmetic says that there are enough
+    """Adds a quarter to the number, because requests wait although the arithmetic says that there are enough
     servers."""
     return num_servers + max(1, num_servers // 4)

@@ -17,7 +17,7 @@ class PageWindow:
         self._pages: dict[str, deque[Page]] = {}
 
     def take(self, pages: Iterable[Page]) -> None:
-        """Adds the pages that were read at one moment. Forgets processes without a page among them."""
+        """Adds the pages that were read at one moment. Forgets processes without a new page."""
         kept: dict[str, deque[Page]] = {}
         for page in pages:
             earlier = self._pages.get(page.address, deque())

@@ -3,11 +3,11 @@
 | servers | the pool |
 |---|---|
 | fewer than are needed | grows at once, at most to double its size, and pauses |
-| more than are needed with slack, for a while | shrinks to the most that were needed in that time |
-| between | stays |
+| more than are needed with slack, for a while | shrinks to the maximum number needed in that time |
+| a number between these two | stays |
 
-``Needs.now`` is the need of the present load, ``Needs.slack`` that of a load that is a quarter higher.
-Between the two nothing changes, so a constant load moves a pool in only one direction.
+``Needs.now`` is the number for the present load, ``Needs.slack`` the number for a load that is a quarter
+higher. Between the two nothing changes, so a constant load moves a pool in only one direction.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ class PoolLimits:
 @dataclass(frozen=True)
 class PlannerPace:
     up_pause_s: float
-    """Pause after a change before a pool grows again: the effect of the change has to be seen first."""
+    """Pause after a change before a pool grows again, so that metrics show the effect of the change first."""
     down_after_s: float
-    """How long fewer servers must be enough, counted from the last change, before a pool shrinks."""
+    """A pool shrinks only after fewer servers were enough for this long since its last change."""
 
 
 @dataclass(frozen=True)
 class PoolSize:
     wanted: int
-    """Servers that its Deployment asks for."""
+    """Number of servers that the pool's Deployment asks for."""
     serving: int
     """Servers that take requests."""
 
@@ -68,7 +68,7 @@ Kind = Literal["grows", "shrinks", "fits", "waits", "unknown"]
 class Decision:
     kind: Kind
     num_servers: int
-    """The present number, if nothing is to be done now."""
+    """The new number of servers; the present number if nothing is to be done now."""
     why: str
 
 
@@ -125,8 +125,7 @@ def _shrunk(
 
 
 def _looked(history: PoolHistory, now_s: float, num_servers: int, keep_s: float) -> PoolHistory:
-    """Adds a look and drops old ones. The oldest remaining look is at least ``keep_s`` old, once one was that
-    old."""
+    """Adds a look and drops old looks. Of the looks that are at least ``keep_s`` old, it keeps the newest."""
     looks = (*history.looks, (now_s, num_servers))
     while len(looks) > 1 and looks[1][0] <= now_s - keep_s:
         looks = looks[1:]

@@ -12,13 +12,13 @@ from twinfang.autoscale.page_window import PageWindow
 
 @dataclass(frozen=True)
 class RouterReading:
-    """All routers."""
+    """The recent load of all routers."""
 
     ttft: Histogram
     tpot: Histogram
     """Times between tokens."""
     queue: Histogram
-    """Waits in routers, before any server."""
+    """Waits in routers, before a request is sent to any server."""
     num_queued: float = 0.0
     places_taken: float = 0.0
     """Share of the decode servers' places that are taken. Above 0.9, requests in routers wait for decode
@@ -29,13 +29,14 @@ class RouterReading:
 
 @dataclass(frozen=True)
 class PrefillReading:
-    """The prefill servers that serve."""
+    """The recent load of all prefill servers that take requests."""
 
     num_servers: int
     busy_servers: float
     """Number of servers times the share of the time in which steps ran."""
     prompt_s: float
-    """Step time that a prompt takes. If prompts share a step, its time is divided among them."""
+    """Step time that a prompt takes. If several prompts share a step, the step's time is divided among
+    them."""
     waiting: float
     service: Histogram
     """Run times of prompts."""
@@ -45,16 +46,16 @@ class PrefillReading:
 
 @dataclass(frozen=True)
 class DecodeReading:
-    """The decode servers that serve."""
+    """The recent load of all decode servers that take requests."""
 
     num_servers: int
     running: float
     """Average number of running requests, over all servers."""
     waiting: float
     max_rows: float
-    """Most rows of one server."""
+    """Maximum number of rows of one server."""
     used_blocks: float
-    """Share of all blocks."""
+    """Share of all blocks that is in use."""
     batch_rows: float
     """Average rows of a step."""
     queue: Histogram

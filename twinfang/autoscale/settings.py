@@ -47,7 +47,7 @@ class AutoscaleConfig:
     """If False, decisions are only printed."""
     host: str = "127.0.0.1"
     metrics_port: int = 0
-    """0: none."""
+    """Port of the autoscaler's own metrics; 0: none."""
 
     def __post_init__(self) -> None:
         if not self.router_urls:

@@ -8,15 +8,16 @@ from dataclasses import dataclass
 from statistics import fmean
 
 ROW_SHARE = 0.5
-"""Assumed time that a row adds to a step, as a share of the step's fixed part, while too little was
-measured."""
+"""Assumed time that a row adds to a step, as a share of the step's fixed part. It is used while too little
+was measured."""
 SPREAD = 1.3
 """Row numbers must differ by this factor before a line is fitted."""
 
 
 @dataclass(frozen=True)
 class TpotPoint:
-    """One look at decode servers: rows of their steps, and TPOT at the quantile of the objective's share."""
+    """One measurement of decode servers: rows of their steps, and the TPOT that the objective's share of
+    tokens did not exceed."""
 
     rows: float
     tpot_s: float
@@ -42,7 +43,7 @@ class StepLine:
         same. A guessed line is trusted only for shrinking: it must not promise that more servers have fewer
         requests in total.
         """
-        tokens_per_s = 1 / self.at(max(rows, 1.0))  # no step has fewer, whatever the average
+        tokens_per_s = 1 / self.at(max(rows, 1.0))  # each step has at least one row
         found = tokens_per_s * self.at(max(most_rows, 1.0)) / most_rows
         return max(found, 1 / most_rows) if self.is_guess else found
 
@@ -65,10 +66,11 @@ def step_line(points: Sequence[TpotPoint]) -> StepLine | None:
 
 
 def tpot_rows(tpot_s: float, points: Sequence[TpotPoint]) -> float:
-    """Returns the most rows of a step with which this objective is met; infinite if no point sets a limit.
+    """Returns the maximum number of rows of a step with which this objective is met; infinite if no point
+    sets a limit.
 
     Each point of r rows and time t bounds the result, whatever the line says: if the point meets the
-    objective, the result is at least ``r * tpot_s / t`` rows; if it does not, at most that.
+    objective, the result is at least ``r * tpot_s / t`` rows; otherwise it is at most this number.
     """
     line = step_line(points)
     if line is None:

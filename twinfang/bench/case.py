@@ -29,7 +29,7 @@ class Case:
             block_size=self.block_size,
             device="cpu",
         )
-        caches.kv.fill_(1)  # the kernel maps memory only when it is first touched
+        caches.kv.fill_(1)  # the system maps memory only when it is first used
         caches.state.fill_(1)
         return caches
 

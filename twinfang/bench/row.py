@@ -35,7 +35,7 @@ class Row:
     num_descriptors: int
     rounds: int
     copy_us: float
-    """Of a copy within one process."""
+    """Time of a copy within one process."""
     raw_us: float
     handoff_us: float
     ratio: float

@@ -20,7 +20,7 @@ routers have checked."""
 
 
 class NotDrainedError(TwinfangError):
-    """Some of several servers are not drained; the message gives the reason for each."""
+    """At least one of several servers is not drained; the message gives the reason for each such server."""
 
     code = "not_drained"
 
@@ -38,8 +38,9 @@ def _run(addresses: Sequence[str], timeout_s: float) -> None:
 
 
 async def _drain_all(addresses: Sequence[str], timeout_s: float) -> None:
-    """Drains all servers at the same time. If one fails, the others still drain to the end. Raises the error
-    of :func:`_drain` if there is one server, and :class:`NotDrainedError` if there are several."""
+    """Drains all servers at the same time. If one drain fails, the other drains are still completed. A
+    failure raises the error of :func:`_drain` if there is one server, and :class:`NotDrainedError` if there
+    are several."""
     outcomes = await asyncio.gather(
         *(_drain(address, timeout_s) for address in addresses), return_exceptions=True
     )

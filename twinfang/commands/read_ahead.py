@@ -1,6 +1,6 @@
 """Reads a checkpoint's files into the page cache while the process still imports its modules.
 
-Importing torch takes about as long as reading some GB from a disk, but itself reads almost nothing. The
+Importing torch takes about as long as reading some GB from a disk, but reads almost nothing from it. The
 loader maps the files afterwards and finds them in the page cache, or at least partly read.
 """
 
@@ -12,8 +12,8 @@ import threading
 from pathlib import Path
 
 PIECE = 128 << 10
-"""Bytes in one request. Of a larger request Linux would read only the device's read-ahead size, which is at
-least this many bytes."""
+"""Bytes in one request. If a request is larger than the device's read-ahead size, Linux reads only that size.
+It is at least this many bytes."""
 
 
 def read_ahead(model_dir: Path) -> threading.Thread | None:

@@ -91,7 +91,7 @@ def prepare_decode(values: argparse.Namespace) -> Callable[[], None]:
 
 
 def _other_host(config: EngineConfig) -> Callable[[], None]:
-    """Returns what runs ranks of a server whose ports are on another host."""
+    """Returns the function that runs this host's ranks of a server whose ports are on another host."""
     from engine.ranks import node_ranks
     from kv_transfer.ranks.rank_exchange import rank_main
 
@@ -290,8 +290,8 @@ def _make_idle_threads_sleep() -> None:
 
 def _notice_cut_links(timeout_s: float) -> None:
     """Sets UCX's timeout for cut TCP connections. UCX itself checks only silent connections. If a link is cut
-    while bytes are unacknowledged, the kernel keeps the connection for a quarter of an hour, and the
-    destination of a read stays in quarantine as long.
+    while bytes are unacknowledged, the operating system keeps the connection for a quarter of an hour, and
+    the destination of a read stays in quarantine for the same time.
 
     UCX reads the variable when NIXL starts.
     """

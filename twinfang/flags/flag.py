@@ -30,7 +30,7 @@ class Flag:
     help: str
     default: Any = None
     default_text: str | None = None
-    """The default as help shows it, if the value itself would be unclear."""
+    """The default as the help text shows it, if the value itself would be unclear."""
     repeatable: bool = False
     """May be given several times, or comma-separated in the environment; the value is a tuple."""
     is_switch: bool = False

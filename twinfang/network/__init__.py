@@ -1,1 +1,1 @@
-"""`twinfang check-network`: what UCX would use between two hosts, and how fast that is."""
+"""`twinfang check-network`: finds which transport UCX would use between two hosts, and measures its speed."""

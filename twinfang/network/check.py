@@ -59,7 +59,7 @@ SPEC = CacheSpec(
 """Blocks of 64 KiB, 64 MiB in total, and a very small state."""
 
 PATTERN = 0x5A
-"""The content of the lent memory, by which the reader sees that bytes have arrived."""
+"""The value of every byte of the lent memory. It shows the reader that bytes have arrived."""
 MAX_LEASES = 16
 LEASE_TTL_S = 120.0
 TIMEOUT_S = 60.0
@@ -108,8 +108,8 @@ class Report:
 
 
 def prepare(values: argparse.Namespace) -> Callable[[], None]:
-    """Returns what ``twinfang check-network`` runs. It sets UCX's variables before NIXL makes its first
-    agent."""
+    """Returns the function that ``twinfang check-network`` runs. This function sets UCX's variables before
+    NIXL makes its first agent."""
     if values.listen == (values.peer is not None):
         raise ConfigError("give --listen on one side and that side's HOST:PORT on the other")
     facts = host_facts(os.environ)
@@ -214,7 +214,7 @@ def run_check(peer: str, device: str, facts: HostFacts, log: Path, *, as_json: b
 
 async def _check(peer: str, device: str, facts: HostFacts, log: Path) -> Report:
     caches = _caches(device)
-    caches.kv.view(torch.uint8).fill_(0)  # the kernel maps memory only when it is first touched
+    caches.kv.view(torch.uint8).fill_(0)  # the system maps memory only when it is first used
     reader = _Reader()
     sink = TransferSink(caches, _introduce(caches), reader)
     channel = open_channel(peer)
@@ -287,7 +287,7 @@ def _report(
 
 
 def describe(report: Report) -> str:
-    """The report for a person."""
+    """Returns the report as text for people."""
     lines = [
         f"here       {_describe_host(report.here)}",
         f"there      {_describe_host(report.there)}",

@@ -1,5 +1,5 @@
-"""What to set if UCX picked the wrong transport. Pure: computed from both hosts' facts and the picked
-transport."""
+"""Finds what to set if UCX picked the wrong transport. Pure: it uses only the facts of both hosts and the
+picked transport."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _RDMA = ("rc", "dc", "ud", "srd", "gga")
 
 @dataclass(frozen=True)
 class Advice:
-    """One thing that is wrong, or could be better."""
+    """One thing that is wrong or could be better, and its remedy."""
 
     is_problem: bool
     """False for a hint: no setting can change it, or it may not be wrong."""
@@ -186,7 +186,8 @@ def _lets_through(devices: str, names: set[str]) -> bool:
 
 
 def _slow_link(transport: Transport, here: HostFacts, gb_per_s: float) -> Iterable[Advice]:
-    """Finds a link that is slower than another link of this host, or that reaches little of its own rate."""
+    """Finds a link that is slower than another link of this host, or that transfers far less than its
+    rate."""
     devices = here.rdma if transport.kind == "RDMA" else here.network
     rates = {device.name: device.gbits for device in devices if device.is_up and device.gbits}
     used = [rates[name] for _, name in transport.lanes if name in rates]

@@ -50,7 +50,7 @@ class HostFacts:
 
     hostname: str
     boot_id: str
-    """Equal for two processes under one kernel, even in containers."""
+    """Equal for two processes under one operating system kernel, even in containers."""
     pid_namespace: str
     ptrace_scope: int
     """Yama's setting: 0 lets a user's processes read each other's memory, as CMA does."""
@@ -75,7 +75,8 @@ class Transport:
     lanes: tuple[tuple[str, str], ...]
     """``(transport, device)`` as UCX names them: ``("rc_mlx5", "mlx5_0:1")``."""
     method: str
-    """UCX's word: ``zero-copy``; ``software emulation`` where the peer's process takes part."""
+    """The method as UCX names it: ``zero-copy``, or ``software emulation`` if the peer's process takes
+    part."""
 
     @property
     def names(self) -> str:

@@ -1,1 +1,1 @@
-"""`twinfang plan`: what fits into a GPU's memory, and how fast that would be."""
+"""`twinfang plan`: computes what fits into a GPU's memory, and how fast the servers would be."""

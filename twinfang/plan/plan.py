@@ -1,7 +1,7 @@
 """``twinfang plan``: how a server would divide a GPU's memory, computed from ``config.json`` without loading
 anything.
 
-:mod:`twinfang.plan.speed` adds how many requests the servers take.
+:mod:`twinfang.plan.speed` adds how many requests per second the servers can serve.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ GIB = 1 << 30
 
 @dataclass(frozen=True)
 class Memory:
-    """How the cache budget comes about; all sizes in bytes."""
+    """The sizes from which the cache budget is computed, in bytes."""
 
     weights: int
     has_mtp: bool
@@ -44,7 +44,7 @@ class Memory:
     """None for a server on a CPU, whose weights don't count against the budget."""
     cache_budget: int
     is_share: bool
-    """Whether the budget is the default share of what the weights leave of the GPU."""
+    """Whether the budget is the default share of the GPU memory that the weights leave free."""
 
     def setting_for(self, num_bytes: int) -> str:
         """Returns the setting that gives a cache budget of at least ``num_bytes``."""
@@ -123,7 +123,7 @@ def _bytes_on_disk(model_dir: Path) -> int | None:
 def _figures(
     config: EngineConfig, model: ModelConfig, demand: Demand, memory: Memory, plan: CapacityPlan | None
 ) -> dict[str, object]:
-    """Returns all figures of the table, in bytes unless the name says otherwise. ``plan`` is null if the
+    """Returns all values of the table, in bytes unless the name says otherwise. ``plan`` is null if the
     server does not fit."""
     return {
         "model": str(config.model_dir),

@@ -105,7 +105,7 @@ class SpeedPlan:
         yield f"{asked.num_servers} servers", of, _rate(split.requests_per_s)
 
     def figures(self) -> dict[str, object]:
-        """Returns the same figures for JSON; times in seconds."""
+        """Returns the same values for JSON, with times in seconds."""
         asked = self.question
         return {
             "source": "computed from the GPU's rates, not measured",

@@ -1,1 +1,1 @@
-"""Processes that belong together: which there are, how they start, restart and stop."""
+"""Plans, starts, restarts and stops processes that belong together."""

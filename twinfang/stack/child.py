@@ -18,7 +18,8 @@ PROGRAM = (sys.executable, "-m", "twinfang")
 
 LOOK_INTERVAL_S = 0.5
 MAX_CORE_WAIT_S = 60.0
-"""The most time added to a grace. A machine on which that is too short can't serve anyway."""
+"""Maximum time that is added to a stop's grace. If this is too short on a machine, the machine can't serve
+requests anyway."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,8 @@ class ChildSpec:
 
 
 class StopClock:
-    """The rest of a process's grace. Time in which the process waits for a core does not count: it can't stop
-    without a core, and a killed process can't hand its requests to others."""
+    """The rest of the time that a process has for its stop. Time in which the process waits for a core does
+    not count: it can't stop without a core, and a killed process can't hand its requests to other servers."""
 
     def __init__(self, pid: int, grace_s: float) -> None:
         self._core_wait = CoreWait(pid)
@@ -49,7 +50,7 @@ class StopClock:
         self._waited_s = 0.0
 
     def left_s(self) -> float:
-        """Seconds, from now on."""
+        """Returns the seconds that are left from now on."""
         now_s = time.monotonic()
         passed_s, self._looked_s = now_s - self._looked_s, now_s
         waited_s = min(self._core_wait.since_last_s(), passed_s, MAX_CORE_WAIT_S - self._waited_s)
@@ -80,9 +81,9 @@ class Child:
         return None if process is None or process.returncode is not None else process.pid
 
     async def start(self, *, lifeline_fd: int, environment: Mapping[str, str]) -> None:
-        """Starts the process in a group of its own: Ctrl-C reaches the supervisor alone, which stops its
-        children in order. Not in a session of its own: Linux may give each session the same share of the
-        cores (autogroup), whatever the niceness of its threads."""
+        """Starts the process in a separate process group, so that Ctrl-C reaches only the supervisor, which
+        stops its children in order. The process does not get a separate session, because Linux may give each
+        session the same share of the cores (autogroup), whatever the niceness of its threads."""
         self.is_ready = False
         self._process = await asyncio.create_subprocess_exec(
             *(*PROGRAM, *self.spec.arguments, "--lifeline", str(lifeline_fd)),

@@ -1,4 +1,4 @@
-"""How long a process has waited for a core, and so could not run."""
+"""Measures how long a process could not run because it waited for a core."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NANOSECONDS = 1e-9
 
 
 class CoreWait:
-    """Watches one process and its children. If the kernel does not report waits, they count as 0."""
+    """Watches one process and its children. If the system does not report waits, they count as 0."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid

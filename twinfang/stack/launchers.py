@@ -1,4 +1,4 @@
-"""What launchers of several processes set in the environment."""
+"""Reads the environment variables that launchers of several processes set."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ class LeaderWorkerSet:
         return cls(index, num_pods, environment.get("LWS_LEADER_ADDRESS", ""))
 
     def address(self, flag: str) -> str:
-        """Returns where the group meets. Raises :class:`ConfigError` that names ``flag`` if it is unknown."""
+        """Returns the address at which the group meets. Raises :class:`ConfigError` that names ``flag`` if
+        the address is unknown."""
         if not self.leader:
             raise ConfigError(f"LWS_WORKER_INDEX is set and LWS_LEADER_ADDRESS is not: give {flag} HOST:PORT")
         return f"{self.leader}:{LEADER_PORT}"
@@ -44,9 +45,9 @@ class Torchrun:
     master: str
     """``host:port`` of torchrun's store; empty if torchrun does not set it."""
     has_store: bool
-    """Whether the launcher's agent has opened the store there."""
+    """Whether the launcher's agent has opened the store at ``master``."""
     life: str
-    """Distinguishes this start from others in the launcher's store, which outlives them."""
+    """Distinguishes this start from other starts in the launcher's store, which outlives each start."""
 
     @classmethod
     def find(cls, environment: Mapping[str, str]) -> Torchrun | None:

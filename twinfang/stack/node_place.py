@@ -1,4 +1,4 @@
-"""Finds which host of a tensor-parallel server this is, from flags or from a launcher's variables.
+"""Finds out, from flags or from a launcher's variables, which host of a tensor-parallel server this host is.
 
 | who starts processes | says |
 |---|---|

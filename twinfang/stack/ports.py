@@ -18,13 +18,13 @@ EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 MAX_TRIES = 1_000
 
 _given: set[int] = set()
-"""Ports that this process has chosen and on which perhaps nothing listens yet: no port is chosen twice."""
+"""Ports that this process has chosen. Perhaps nothing listens on them yet, but no port is chosen twice."""
 
 
 def free_ports(count: int, host: str = LOOPBACK) -> list[int]:
     """Returns ``count`` ports on which nothing listens.
 
-    The ports lie below the range from which the kernel takes ports for outgoing connections. Otherwise an
+    The ports lie below the range from which the system takes ports for outgoing connections. Otherwise an
     outgoing connection could take a server's port while the server restarts. Another process may choose the
     same ports until something listens on them, or :func:`ports_held` holds them.
     """
@@ -53,9 +53,9 @@ def ports_held(addresses: Iterable[str]) -> Iterator[None]:
     """Holds these ports inside the block: no process gets them from :func:`free_ports`, even before our
     server listens on them and while it restarts.
 
-    A socket that is bound but does not listen blocks every process that does not set SO_REUSEADDR; servers
-    set it. On systems other than Linux it would block servers too, so nothing is held there. Raises
-    :class:`ConfigError` if a port is taken.
+    A socket that is bound but does not listen blocks every process that does not set SO_REUSEADDR; our
+    servers set this option. On systems other than Linux the socket would block servers too, so no port is
+    held there. Raises :class:`ConfigError` if a port is taken.
     """
     with ExitStack() as exits:
         for address in addresses if sys.platform == "linux" else ():

@@ -1,4 +1,4 @@
-"""Finds which data-parallel ranks of a decode server run here, from flags or from a launcher's variables.
+"""Finds out, from flags or a launcher's variables, which data-parallel ranks of a decode server run here.
 
 | who starts processes | says | ranks of this process |
 |---|---|---|
@@ -34,11 +34,12 @@ class RankPlace:
     """The address of rank 0; empty if none is given, because rank 0 is on this host."""
     local_rank: int = 0
     port_offset: int = 0
-    """Added to the ports of this process: several processes are started with one command line."""
+    """Added to the ports of this process, because several processes are started with the same command
+    line."""
     hosts_store: bool = True
-    """Whether rank 0 listens at the address; False: the launcher does."""
+    """Whether rank 0 listens at the address; False: the launcher listens there."""
     life: str = ""
-    """Distinguishes this start from others if the launcher's store outlives them."""
+    """Distinguishes this start from other starts if the launcher's store outlives each start."""
 
     @classmethod
     def find(cls, values: argparse.Namespace, environment: Mapping[str, str]) -> RankPlace:

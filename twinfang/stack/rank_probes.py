@@ -16,8 +16,9 @@ ANSWER_S = 1.0
 
 @contextmanager
 def probing(host: str, port: int, ranks: Mapping[str, str]) -> Iterator[ProbePort]:
-    """Serves ``/readyz``, which is 200 if that of every rank is, and ``/healthz``, which says that the
-    process that restarts the ranks is alive. ``ranks``: the address of each rank's own HTTP port, by name.
+    """Serves ``/readyz``, which answers 200 if every rank's ``/readyz`` does, and ``/healthz``, which shows
+    that the process that restarts the ranks is alive. ``ranks``: the address of each rank's own HTTP port, by
+    name.
 
     Raises :class:`ConfigError` for a port that is taken."""
     registry = CollectorRegistry()
@@ -30,8 +31,8 @@ def probing(host: str, port: int, ranks: Mapping[str, str]) -> Iterator[ProbePor
 
 
 def not_ready(ranks: Mapping[str, str]) -> str | None:
-    """Returns why the first unready rank is not ready. Asks all ranks each time: earlier answers don't
-    count."""
+    """Returns why the first unready rank is not ready. It asks the ranks anew in each call; earlier answers
+    don't count."""
     for name, address in ranks.items():
         connection = http.client.HTTPConnection(address, timeout=ANSWER_S)
         try:

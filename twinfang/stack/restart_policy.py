@@ -1,4 +1,4 @@
-"""Decides when a dead child is started again."""
+"""Decides when a child that has ended is started again."""
 
 from __future__ import annotations
 

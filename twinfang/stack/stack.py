@@ -18,17 +18,17 @@ from wire.errors import ConfigError
 from wire.server import DRAIN_S, STOP_GRACE_S
 
 SERVER_STOP_GRACE_S = 2 * DRAIN_S + STOP_GRACE_S + 2.0
-"""An idle server stops in a moment. A busy one may wait until others have read its state, its group is done
-and its last calls have ended."""
+"""An idle server stops in a moment. A busy server may have to wait until other servers have read its states,
+its group is done and its last calls have ended."""
 MAX_PORT = 65_535
 ROUTER_STOP_MARGIN_S = 5.0
-"""Added to the time that the router itself gives to running answers."""
+"""Added to the time for which the router itself lets running answers continue."""
 
 DECODE_NICENESS = 5
 """Niceness of decode servers that share cores with prefill servers. The sooner a prompt is computed, the
-sooner it joins the others' decode steps, and one more row makes these hardly slower. With equal niceness, the
-steps of a single row, each a pass over all weights, take half of the cores from waiting prompts. At 10,
-decode gets only a tenth of the cores while prompts are computed."""
+sooner its request joins the decode steps of other requests, and one more row makes these steps hardly slower.
+With equal niceness, the steps of a single row, each a pass over all weights, take half of the cores from
+waiting prompts. At 10, decode gets only a tenth of the cores while prompts are computed."""
 
 _ENGINE_FLAGS = (*table.MODEL_FLAGS.flags, *table.CAPACITY, *table.DECODING.flags, table.SANITIZE)
 _ROLE_FLAGS = {
@@ -79,7 +79,7 @@ class _Place:
     role: str
     name: str
     num_beside: int
-    """Number of processes that compute at the same time, including this one."""
+    """Number of processes that compute at the same time, including this process."""
     arguments: tuple[str, ...] = ()
     fate: str = ""
 
@@ -185,7 +185,7 @@ def _router(servers: Sequence[ChildSpec], values: argparse.Namespace) -> ChildSp
     arguments += ["--log-level", values.log_level, "--name", "router"]
     reached_by = _ANY_ADDRESS.get(values.host, values.host)
     address = f"[{reached_by}]:{port}" if ":" in reached_by else f"{reached_by}:{port}"
-    num_levels = 1 if values.workers == 1 else 2  # several processes have a parent of their own
+    num_levels = 1 if values.workers == 1 else 2  # several processes have one more parent
     stop_grace_s = values.shutdown_grace + num_levels * ROUTER_STOP_MARGIN_S
     return ChildSpec(
         "router",

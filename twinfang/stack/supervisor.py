@@ -17,12 +17,12 @@ log = logging.getLogger(__name__)
 COMPANION_GRACE_S = 4.0
 """The time in which companions may end by themselves after one of them has died."""
 REFUSED_EXIT_CODES = (1, 2)
-"""A child that ends with one of these before it was ever ready has logged the reason. A restart would fail
-again."""
+"""Exit codes of children that can't start. A child that ends with such a code before it was ever ready has
+logged the reason, and a restart would fail again."""
 
 ORDERLY_EXIT_CODES = (0, -signal.SIGTERM)
-"""Exit codes of a child that was told to stop. With the second, the child had not yet installed its handler
-of SIGTERM."""
+"""Exit codes of a child that was told to stop. The second code means that the child had not yet installed its
+handler of SIGTERM."""
 
 
 class ChildFailedError(TwinfangError):
@@ -32,7 +32,8 @@ class ChildFailedError(TwinfangError):
 
 
 class Supervisor:
-    """Runs groups of children. Each group starts when the previous group is ready, and stops before it.
+    """Runs groups of children. Each group starts when the previous group is ready, and stops before the
+    previous group stops.
 
     ``on_change`` is called whenever a child has become ready or has died.
     """
@@ -118,8 +119,8 @@ class Supervisor:
             await asyncio.sleep(delay_s)
 
     async def _live(self, companions: list[Child]) -> tuple[Child, int]:
-        """Starts all companions and waits until all have ended. Returns the one that died first, and its exit
-        code."""
+        """Starts all companions and waits until all have ended. Returns the companion that died first, and
+        its exit code."""
         for child in companions:
             await child.start(lifeline_fd=self._lifeline_fd, environment=self._environment)
         lives = {asyncio.create_task(self._watch(child)): child for child in companions}
