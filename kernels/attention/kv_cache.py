@@ -152,7 +152,7 @@ def _store_kv_cpu(
 
 CPU_CACHE_DTYPES = (torch.float32, torch.float8_e4m3fn)
 """Dtypes of the caches that compiled CPU kernels can write and read; they compute in float32."""
-_GRAIN_ELEMENTS = 2**18  # a thread's least share: about 100 µs
+_GRAIN_ELEMENTS = 2**18  # a thread's minimum share: about 100 µs
 
 
 def store_kv(

@@ -40,7 +40,7 @@ from kernels.cpu.vector import (
 
 _STEP_TOKENS = 64
 _TILE_QUERIES = 192  # K and V are read from memory once for these
-_GRAIN_PRODUCTS = 2**22  # a thread's least share: about 100 µs
+_GRAIN_PRODUCTS = 2**22  # a thread's minimum share: about 100 µs
 
 _ZERO, _NEGATIVE_INFINITY = np.float32(0), np.float32(-np.inf)
 

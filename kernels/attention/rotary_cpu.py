@@ -91,7 +91,7 @@ def _norm_rotary_cpu(
             _turn(k, o, half, cos, sin)
 
 
-_GRAIN_ELEMENTS = 2**18  # a thread's least share: about 100 µs
+_GRAIN_ELEMENTS = 2**18  # a thread's minimum share: about 100 µs
 
 
 def rotate_cpu(q: Tensor, k: Tensor, positions: Tensor, inv_freq: Tensor, scaling: float) -> None:

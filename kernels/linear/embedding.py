@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from kernels.cpu.jit import as_array, cpu_jit
 
-_GRAIN_ELEMENTS = 2**18  # a thread's least share: about 100 µs
+_GRAIN_ELEMENTS = 2**18  # a thread's minimum share: about 100 µs
 
 
 @cpu_jit

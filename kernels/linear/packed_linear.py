@@ -31,7 +31,7 @@ from kernels.linear.panel_tile import TILE_ROWS, panel_width, panel_width_here, 
 
 _ROW_BLOCK_ELEMENTS = 2**17
 """Inputs of a block of rows, which is multiplied with all panels: half a megabyte."""
-_GRAIN_PRODUCTS = 2**22  # a thread's least share: about 100 µs
+_GRAIN_PRODUCTS = 2**22  # a thread's minimum share: about 100 µs
 _ROWS_A_READ = 7
 
 
