@@ -49,7 +49,7 @@ _ZERO, _ONE = np.float32(0), np.float32(1)
 
 @cpu_jit
 def scan_gates(a, b, A, dt_bias, decay, beta, begin, end):
-    """Compute ``decay`` and ``beta`` ``[Hv, n]`` of heads ``begin : end`` for a batch's n tokens, as in decode."""
+    """Compute ``decay`` and ``beta`` ``[Hv, n]`` of heads ``begin : end`` and n tokens, as for decode rows."""
     for h in range(begin, end):
         for t in range(a.shape[0]):
             decay[h, t], beta[h, t] = gates(a[t, h], b[t, h], A[h], dt_bias[h])
@@ -57,7 +57,7 @@ def scan_gates(a, b, A, dt_bias, decay, beta, begin, end):
 
 @cpu_jit
 def _pack_key_head(q, q_at, q_stride, k, k_at, k_stride, width, scale, num_tokens, packed, row_size, kq):
-    """Pack token t's key and query into the first and second half of row t + 1; first and last row are zero."""
+    """Pack token t's key and query into the two halves of row t + 1. The first and last row are zero."""
     half = (row_size - _ROW_PAD) // 2
     packed[0:row_size] = _ZERO
     packed[(num_tokens + 1) * row_size : (num_tokens + 2) * row_size] = _ZERO

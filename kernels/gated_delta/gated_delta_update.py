@@ -193,7 +193,7 @@ def _update_tiles_kernel(
 def tile_request(
     dtype: torch.dtype, state_dtype: torch.dtype, value_dim: int, key_dim: int, positions: int
 ) -> TileRequest:
-    """Request 2,048 elements of state per tile: 16 loads in flight per thread, 2 programs per SM at batch 1."""
+    """Request 2,048 elements of state per tile: a thread has 16 in flight, batch 1 has 2 programs per SM."""
     block_v = min(triton.next_power_of_2(value_dim), max(1, 2048 // triton.next_power_of_2(key_dim)))
     return TileRequest.of(
         "gated_delta_update",

@@ -5,9 +5,9 @@
 The rows of S, one per value channel, don't depend on each other. So 32 rows of S stay in the first-level
 cache while all positions of a decode row are computed for them; four of these rows at a time are in vector
 registers. One pass over the rows gives ``S k`` and ``S q``, a second pass updates them, and no third pass is
-needed for ``o = decay S q + beta (v - r) (k q)``. A position reads the state from the place where the previous
-position wrote it, and writes its own state to another place. So nothing is copied, and with a state of 16
-bits each position sees the stored values. Prefill is in gated_delta_chunk_cpu.py.
+needed for ``o = decay S q + beta (v - r) (k q)``. A position reads the state from the slot that the previous
+position wrote, and writes its own slot. So nothing is copied, and with a state of 16 bits each position sees
+the stored values. Prefill is in gated_delta_chunk_cpu.py.
 
 Arrays are flat, with explicit strides if they may be views of wider ones; the last axis is contiguous.
 """
@@ -88,9 +88,9 @@ def _advance(
 ):  # fmt: skip
     """Advance a head's state by one token, from source to target, which may be the same array.
 
-    Row p of the old state is ``source[first + p * stride :][:width]``. Keys and queries begin at index ``at``,
-    values at ``v[o]``, outputs at ``y[out]``. Outputs are computed from the state before it is rounded to
-    a target of 16 bits. ``place`` is the index of the first element within the head's state.
+    Row p of the old state is ``source[first + p * stride :][:width]``. Keys and queries begin at index
+    ``at``, values at ``v[o]``, outputs at ``y[out]``. Outputs are computed from the state before it is
+    rounded to a target of 16 bits. ``place`` is the index of the first element within the head's state.
     """
     whole, decays, ahead = width - width % lanes(), splat(decay), _ROWS_AHEAD * stride
     p = 0

@@ -33,7 +33,7 @@ def rms_norm_reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tor
 def add_rms_norm_reference(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, *, scale: float = 1.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Reference of :func:`add_rms_norm`: the sum is rounded to the wider of the two dtypes, then normalized."""
+    """Reference of :func:`add_rms_norm`: round the sum to the wider of the two dtypes, then normalize it."""
     total = residual + (x if scale == 1.0 else x * scale)
     return rms_norm_reference(total, weight, eps).to(x.dtype), total
 
@@ -106,13 +106,13 @@ def _launch(
 
 
 def _as_rows(x: torch.Tensor) -> torch.Tensor:
-    """Return ``[..., H]`` as ``[rows, H]``: each row is contiguous. Copies x only if necessary."""
+    """Return ``[..., H]`` as ``[rows, H]``, each row contiguous, at any stride. Copy only if necessary."""
     return adjacent(x.reshape(-1, x.shape[-1]))
 
 
 @cpu_jit
 def norm_row(x, a, weight, b, size, eps, y, c):
-    """Compute ``y[c:] = rms_norm(x[a:]) * weight[b:]`` for ``size`` elements; x and y may be the same array."""
+    """Compute ``y[c:] = rms_norm(x[a:]) * weight[b:]`` for ``size`` elements; y may be x itself."""
     w = lanes()
     whole = size - size % w
     sums = splat(_ZERO)

@@ -145,7 +145,10 @@ def sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:
 
 
 def add_sigmoid_gated(total: Tensor, x: Tensor, gate: Tensor) -> Tensor:
-    """Add x ``[n, size]``, gated by gate ``[n, 1]``, to total ``[n, size]``. All are contiguous. Returns total."""
+    """Add x ``[n, size]``, gated by gate ``[n, 1]``, to total ``[n, size]``, and return total.
+
+    All tensors are contiguous.
+    """
     assert total.is_contiguous(), "total must be contiguous"
     assert x.is_contiguous(), "x must be contiguous"
     assert gate.is_contiguous(), "gate must be contiguous"
