@@ -72,7 +72,7 @@ _Integers = TypeVar("_Integers", int, Tensor)
 
 
 def mix(x: _Integers) -> _Integers:
-    """Mix the 32 bits of an int, or of an int64 tensor's elements. Different inputs give different results."""
+    """Mix the 32 bits of an int, or of an int64 tensor's elements, well. The mapping is one to one."""
     x = x & _MASK
     x = ((x ^ (x >> 16)) * MIX_1) & _MASK
     x = ((x ^ (x >> 15)) * MIX_2) & _MASK

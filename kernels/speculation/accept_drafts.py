@@ -76,7 +76,7 @@ class AcceptDrafts(BoundTensors):
     """written: ``[R, T + 3]`` int64"""
 
     def __call__(self, num_rows: int, *, sampled: Tensor, is_finite: Tensor) -> None:
-        """Accept or reject. sampled ``[num_rows, T]`` int64 and is_finite ``[num_rows, T]`` bool are only read."""
+        """Accept or reject. ``sampled`` is ``[num_rows, T]`` int64, ``is_finite`` ``[num_rows, T]`` bool."""
         if self.rows.is_cuda:
             _launch(self, num_rows, sampled, is_finite)
         else:

@@ -17,7 +17,7 @@ from kernels.cpu.jit import as_array
 
 @dataclass(frozen=True, kw_only=True)
 class BoundTensors:
-    """The base of an operator. A subclass has contiguous tensors as fields; a kernel takes them in field order."""
+    """Base of an operator whose fields are contiguous tensors. Its kernel takes them in the fields' order."""
 
     def __post_init__(self) -> None:
         assert all(tensor.is_contiguous() for tensor in self._tensors)

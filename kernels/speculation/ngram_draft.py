@@ -12,9 +12,9 @@ Then each place e < n is rated by how many tokens just before it equal the newes
     length(e) = the largest j <= max_n with history[q, e - j … e - 1] == history[q, n - j … n - 1]
 
 The place e with the greatest length is chosen, if that length is at least min_n. If several places have the
-greatest length, the latest of them is chosen. The tokens from e on are copied as drafts, as many as the budget
-``num_drafts[q]`` allows. The copy may reach into the newest tokens, and from there into the drafts themselves,
-as in LZ77: text that repeats with a short period is drafted again and again.
+greatest length, the latest of them is chosen. The tokens from e on are copied as drafts, as many as the
+budget ``num_drafts[q]`` allows. The copy may reach into the newest tokens, and from there into the drafts
+themselves, as in LZ77: text that repeats with a short period is drafted again and again.
 
     m                   = num_drafts[q], 0 without such an e
     tokens[q, 1 + i]    = history[q, e + i % (n - e)]    i = 0 … m - 1
@@ -114,7 +114,7 @@ def ngram_draft_reference(
 
 
 def _look_up(known: list[int], min_n: int, max_n: int, budget: int) -> list[int]:
-    """Find the longest suffix that occurred earlier. Return the tokens after its latest earlier occurrence."""
+    """Return the tokens after the latest earlier occurrence of the longest suffix that occurred before."""
     for length in range(max_n, min_n - 1, -1):
         suffix = known[-length:]
         for end in range(len(known) - 1, length - 1, -1):
@@ -127,7 +127,7 @@ def _look_up(known: list[int], min_n: int, max_n: int, budget: int) -> list[int]
 
 
 # One program per row. It goes through the history from its end, in blocks of BLOCK possible ends. Each end is
-# compared with the MAX_N newest tokens by MAX_N shifted loads; all loads after the first one hit the L1 cache.
+# compared with the MAX_N newest tokens by MAX_N shifted loads; all loads after the first hit the L1 cache.
 # The program stops at the first block with a full match. Length and end are compared as one key, with the
 # length in the higher bits. Barriers are needed where threads of the program read what other threads wrote
 # (the gained tokens), or write what other threads read (the budget).
