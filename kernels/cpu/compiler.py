@@ -61,7 +61,7 @@ class CpuFunction:
         names = {name: value.dispatcher for name, value in self._callees.items()}
         fn = types.FunctionType(self.fn.__code__, self.fn.__globals__ | names)
         functools.update_wrapper(fn, self.fn)
-        # Numba recompiles when this function's file changes. The digest makes it do so for the callees' files.
+        # Numba recompiles when this function's file changes; the digest adds the files of its callees.
         fn.__qualname__ += f"_{self._digest:08x}"
         try:
             return numba.njit(fastmath=_FASTMATH, nogil=True, cache=True)(fn)

@@ -40,7 +40,7 @@ def widen(builder, value):
 
 
 def narrow(builder, value, element):
-    """Convert float32 to the stored type. e4m3 is rounded here; bfloat16 was rounded before and is cut off."""
+    """Convert float32 to the stored type. e4m3 is rounded here; bfloat16 was rounded before and is only cut."""
     if element == ir.FloatType():
         return value
     ints = _like(value.type, _INT)
@@ -100,7 +100,7 @@ def mix(builder, bits):
 
 
 def round_bfloat16(builder, value, is_stochastic, key, element):
-    """Round as kernels/formats/stochastic_round.py describes; ``element`` has as many elements as ``value``."""
+    """Round as kernels/formats/stochastic_round.py describes. ``element`` has the shape of ``value``."""
     ints = _like(value.type, _INT)
     bits = builder.bitcast(value, ints)
     with builder.if_else(is_stochastic) as (then, otherwise):

@@ -27,8 +27,8 @@ from kernels.cpu.native_call import NativeCall
 from kernels.cpu.threads import COLUMNS, ITEMS, cpu_threads, table_row
 
 _SHARES_A_GRAIN = 8
-"""In a graph a share takes about 12 µs. Shares can be this short, since helpers are awake and claiming a share
-takes a tenth of a µs."""
+"""In a graph a share takes about 12 µs. Shares can be this short, since helpers are awake and claiming a
+share takes a tenth of a µs."""
 
 
 class CpuGraph:

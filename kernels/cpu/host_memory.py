@@ -22,7 +22,7 @@ CACHE_LINE = 64
 
 
 def host_empty(num_elements: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Return ``[num_elements]``. It begins at a huge page if it is at least that large, else at a cache line."""
+    """Return ``[num_elements]``, which begins at a huge page if it can fill one, else at a cache line."""
     return _aligned(np.empty, num_elements, dtype)
 
 

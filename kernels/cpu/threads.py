@@ -156,7 +156,7 @@ def _now_ns(control, clock_gettime):
 
 @cpu_function
 def _await_shares(control, shares, sched_yield, clock_gettime):
-    """Waits for the helpers' shares. If a helper seems to have lost its core, the next calls are made alone."""
+    """Waits for the helpers' shares. If that takes long, a helper lost its core: stop sharing for a while."""
     for _ in range(_SPINS):
         if _load(control + _DONE) == shares:
             return

@@ -18,7 +18,7 @@ for bfloat16 and uint8 for float8_e4m3fn: loads widen them, and stores round to 
 | `load(array, index)`, `store(array, index, vector)` | a vector's elements, at any alignment |
 | `load_number(array, index)`, `store_number(array, index, number)` | one element |
 | `prefetch(array, index)` | fetch the element's cache line; the index may be out of bounds |
-| `splat(number)`, `broadcast(array, index)` | a vector with the number, or the array's element, in all lanes |
+| `splat(number)`, `broadcast(array, index)` | a vector with the number, or the element, in all lanes |
 | `add`, `subtract`, `multiply`, `divide`, `multiply_add(a, b, c)` = a b + c | lane by lane |
 | `multiply_add_number(a, b, c)` | a b + c of numbers, rounded once in every compilation of a loop |
 | `maximum(a, b)` | lane by lane; b if either is NaN |

@@ -12,9 +12,9 @@ every tile. A panel is ``[in, PANEL]`` of one of these types:
 | fp8 (float8_e4m3fn) | float32(w) * scale |
 | int8 | float32(w) * scale |
 
-``scales`` are ``[groups, PANEL]``: one row for each group of ``group`` inputs. Scales of fp8 are multiplied by
-256, because the seven low bits of an fp8 number, shifted left by seven, are a float16 of a 256th of its value,
-also for subnormals; the machine has instructions that widen float16. The product with the scale is rounded
+``scales`` are ``[groups, PANEL]``: one row per group of ``group`` inputs. Scales of fp8 are multiplied by
+256, because the seven low bits of an fp8 number, shifted left by seven, are a float16 of a 256th of its
+value, also for subnormals; the machine has instructions that widen float16. The product with the scale is rounded
 once, so the sums have the same bits as with a weight that was dequantised before.
 """
 
