@@ -40,7 +40,7 @@ def widen(builder, value):
 
 
 def narrow(builder, value, element):
-    """Convert float32 to the stored type. e4m3 is rounded here; bfloat16 was rounded before and is only cut."""
+    """Convert float32 to the stored type. e4m3 is rounded here; bfloat16 was rounded before: it is cut."""
     if element == ir.FloatType():
         return value
     ints = _like(value.type, _INT)

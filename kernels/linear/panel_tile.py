@@ -14,8 +14,8 @@ every tile. A panel is ``[in, PANEL]`` of one of these types:
 
 ``scales`` are ``[groups, PANEL]``: one row per group of ``group`` inputs. Scales of fp8 are multiplied by
 256, because the seven low bits of an fp8 number, shifted left by seven, are a float16 of a 256th of its
-value, also for subnormals; the machine has instructions that widen float16. The product with the scale is rounded
-once, so the sums have the same bits as with a weight that was dequantised before.
+value, also for subnormals; the machine has instructions that widen float16. The product with the scale is
+rounded once, so the sums have the same bits as with a weight that was dequantised before.
 """
 
 from __future__ import annotations

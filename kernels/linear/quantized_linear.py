@@ -156,7 +156,7 @@ def _quantized_linear_kernel(
 
 
 def tile_request(dtype: torch.dtype, num_outputs: int, num_inputs: int, *, few_rows: bool) -> TileRequest:
-    """Request tiles. A row's sums may differ by rounding between few and many rows, but not within one case."""
+    """Request tiles. A row's sums may differ by rounding between few and many rows, but not within a case."""
     if few_rows:
         default = {"BLOCK_M": 16, "BLOCK_N": 64, "BLOCK_K": 128, "num_warps": 4, "num_stages": 4}
     else:

@@ -207,7 +207,7 @@ def _runs(weight, token, least, last):
 
 @cpu_jit
 def _may_win(weights, state, best, least, last):
-    """Return whether any of these tokens could beat ``best``. Having no early exit, the loop is vectorized."""
+    """Return whether any of the tokens can beat ``best``. Without an early exit, the loop is vectorized."""
     count = np.int64(0)
     for i in range(weights.shape[0]):
         weight = weights[i]

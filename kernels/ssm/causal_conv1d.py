@@ -100,9 +100,9 @@ def _last_inputs(
 
 
 # Prefill: one program per (row, BLOCK_T tokens, BLOCK_C channels) tile; neighbouring programs have
-# neighbouring channels of a token. A program reads its tile once for each tap, K - 1 times from cache. It does
-# not stage the tile, since shifted views need no exchange between threads. The first tile of a row also stores
-# the row's state, since only this tile has read the old state.
+# neighbouring channels of a token. A program reads its tile once for each tap, K - 1 times from cache. It
+# does not stage the tile, since shifted views need no exchange between threads. The first tile of a row also
+# stores the row's state, since only this tile has read the old state.
 @triton_jit
 def _convolve_tokens_kernel(
     x_ptr,

@@ -44,7 +44,7 @@ def _transpose(source, offset, channel_stride, num_channels, num_rows, out):
 
 @cpu_jit
 def _convolve_token(x, first, token_stride, past, taps, bias, t, num_taps, num_channels, y, target):
-    """Convolve token t. The row's input j is ``x[first + j * token_stride :]``; earlier inputs are ``past``."""
+    """Convolve token t. Input j is ``x[first + j * token_stride :]``; inputs before the row are ``past``."""
     w, num_past = lanes(), num_taps - 1
     whole = num_channels - num_channels % w
     inputs, from_past = first + (t - num_past) * token_stride, max(0, num_past - t)
@@ -86,7 +86,7 @@ def _convolve_blocks(
     x, token_stride, weight, num_taps, bias, state, slot_stride, channel_stride,
     bounds, read_slots, write_slots, has_initial, y, begin, end,
 ):  # fmt: skip
-    """Convolve the batch. Items are blocks of channels. Rows go in order: one may read an earlier row's slot."""
+    """Convolve. Items are blocks of channels. Rows go in order, as a row may read an earlier row's slot."""
     all_channels, num_past = bias.shape[0], num_taps - 1
     channel = begin * _BLOCK_CHANNELS
     num_channels = min(end * _BLOCK_CHANNELS, all_channels) - channel

@@ -34,8 +34,7 @@ class ReferenceRow:
         return pool[self.read_slot].to(dtype)
 
     def leave(self, pool: Tensor, offset: int, state: Tensor, rounding: StateRounding) -> Tensor:
-        """Rounds and stores the state after ``offset`` tokens where required. Returns the state to continue from.
-        """
+        """Rounds and stores the state after ``offset`` tokens if required; returns the state to use next."""
         position = self.num_before + offset
         if pool.dtype == torch.bfloat16 and (position % self.grid == 0 or offset in self.stores):
             seen = torch.tensor(position, device=state.device)

@@ -2,7 +2,7 @@
 
     h_t = decay_t h_{t-1} + step_t x_t B_t^T,    y_t = h_t C_t + D x_t
 
-First a head's state ``[P, N]`` is transposed to ``[N, P]``. Four rows of the result, two vectors wide, stay in
+First a head's state ``[P, N]`` is transposed to ``[N, P]``. Four of these N rows, two vectors wide, stay in
 registers during 64 tokens. Vectors run along P, so B and C are broadcast, B and C of a group are packed once
 for all its heads, and no sum runs across a vector. This takes 3 operations per vector, token and row, at the
 full speed of the FMA units. Every token and element takes the same operations in the same order, however the
