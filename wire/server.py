@@ -30,8 +30,8 @@ from wire.rpc import (
 log = logging.getLogger(__name__)
 
 DRAIN_S = 8.0
-"""After a process is told to stop: how long it waits until other servers have read the state of its requests
-or have taken the requests over."""
+"""Maximum time that a process waits, after it is told to stop, until other servers have read the state of its
+requests or have taken the requests over."""
 DRAIN_POLL_S = 0.02
 STOP_GRACE_S = 2.0
 """How long calls in progress may take after SIGTERM before they are cut."""
@@ -104,7 +104,7 @@ class GrpcServer:
         self.stop()
 
     def fail(self, fault: BaseException) -> None:
-        """Ends the process with ``fault``, or with an earlier fault. May be called from any thread."""
+        """Ends the process with ``fault``, or with the first of several faults. From any thread."""
         self._fault = self._fault or fault
         self._loop.call_soon_threadsafe(self._stopping.set)
 

@@ -67,7 +67,7 @@ def _from_e4m3(builder, byte, ints, floats):
 
 
 def _to_e4m3(builder, value, bits, ints):
-    """Round to nearest, ties to even; numbers beyond 448 become 448; infinity and NaN become NaN."""
+    """Round to nearest, ties to even; numbers above 448 become 448; infinity and NaN become NaN."""
     floats = value.type
     magnitude = builder.and_(bits, constant(ints, 0x7FFFFFFF))
     normal = builder.lshr(_nearest(builder, magnitude, ints, 20), constant(ints, 20))

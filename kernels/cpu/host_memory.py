@@ -1,7 +1,7 @@
 """Large tensors in host memory, on huge pages if the system gives huge pages to programs that ask for them
 (Linux: ``transparent_hugepage`` ``madvise``, the usual setting).
 
-torch does not ask for huge pages; NumPy does, from 4 MB on. Weights, KV and states are read completely. With
+torch does not ask for huge pages; NumPy does, from 4 MB on. Weights, KV and states are read in order. With
 pages of 4 KB a core's prefetchers stop at the end of each page, and the first write to the memory takes one
 fault per page. One row times a float32 matrix of 12,288 x 2,048, on one thread of a shared AVX-512 machine:
 10.0 GB/s on pages of 4 KB, 12.7 GB/s on huge pages.

@@ -30,7 +30,7 @@ from kernels.gpu.strides import adjacent
 from kernels.linear.panel_tile import TILE_ROWS, panel_width, panel_width_here, tile_of_float32
 
 _ROW_BLOCK_ELEMENTS = 2**17
-"""Elements of x in one block of rows: half a megabyte."""
+"""Elements of x in one block of rows, which is multiplied with all panels: half a megabyte."""
 _GRAIN_PRODUCTS = 2**22  # a thread's minimum share: about 100 µs
 _ROWS_A_READ = 7
 

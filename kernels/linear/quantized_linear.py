@@ -25,7 +25,8 @@ from kernels.linear.quantized_linear_cpu import PackedQuantizedLinear
 from kernels.linear.quantized_weight import QuantizedWeight
 
 FEW_ROWS = 64
-"""Up to this number of rows, tiles are those for decode rows. For more rows, tiles are larger."""
+"""Up to this number of rows, tiles are those for decode rows: weights are read once. Above it, tiles are
+larger."""
 
 
 def quantized_linear_reference(

@@ -76,7 +76,10 @@ class AcceptDrafts(BoundTensors):
     """written: ``[R, T + 3]`` int64"""
 
     def __call__(self, num_rows: int, *, sampled: Tensor, is_finite: Tensor) -> None:
-        """Accept or reject. ``sampled`` is ``[num_rows, T]`` int64, ``is_finite`` ``[num_rows, T]`` bool."""
+        """Accept or reject. ``sampled`` is ``[num_rows, T]`` int64, ``is_finite`` ``[num_rows, T]`` bool.
+
+        Both are only read.
+        """
         if self.rows.is_cuda:
             _launch(self, num_rows, sampled, is_finite)
         else:

@@ -64,7 +64,7 @@ class Boundaries:
     rows: Tensor
     """``[nb]`` the boundary's row, ascending; never a padding row"""
     offsets: Tensor
-    """``[nb]`` tokens of the row before the boundary, ascending in a row: at least 1, less than all"""
+    """``[nb]`` tokens of the row before the boundary, ascending in a row: at least 1, fewer than all"""
     slots: Tensor
     """``[nb]`` slot that receives the state; neither null nor any other slot of the batch"""
     segments: Segments

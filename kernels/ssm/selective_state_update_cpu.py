@@ -4,8 +4,8 @@
 
 Four rows of a head's ``[P, N]`` state advance together, in vector registers, and share each load of B and C.
 A position reads the state from the slot that the previous position wrote, and writes its own slot. So nothing
-is copied, and with a state of 16 bits each position sees the stored values. Prefill is in
-ssd_chunk_scan_cpu.py.
+is copied, and with a state of 16 bits each position sees the stored values. Prefill, which uses a state for
+many tokens, is in ssd_chunk_scan_cpu.py.
 
 Arrays are flat, with explicit strides if they may be views of wider ones; the last axis is contiguous.
 """
