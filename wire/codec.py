@@ -1,9 +1,9 @@
 """Messages as frozen dataclasses, bytes as msgpack.
 
 A message is sent as ``[protocol version, class name, [field values in order]]``. Fields at the end that have
-their default values are left out; in most messages, most fields do. Field types are read from the annotations
-once, when the class is first used. On decode every value is checked against them, so that code behind the
-codec never meets a wrong type. Nothing is ever unpickled.
+their default values are left out; in most messages, these are most fields. Field types are read from the
+annotations once, when the class is first used. :func:`decode` checks every value against its field's type, so
+that the code that uses a decoded message never meets a wrong type. Nothing is ever unpickled.
 
 Supported annotations: ``bool int float str bytes``, ``X | None``, ``list[X]``, ``tuple[X, ...]``,
 ``tuple[X, Y]``, ``dict[str, X]``, ``Literal["a", "b"]`` and other message classes. A field that may have one
@@ -61,7 +61,8 @@ def decode(data: bytes, *expected: type[T]) -> T:
 
     Raises :class:`WireError` for anything else: too long, not msgpack, another protocol version,
     an unexpected class, a missing field, a value of the wrong type or out of its range. The error shows the
-    peer's value by :func:`brief`: a deep value could cause a recursion error, a long one a long message.
+    peer's value by :func:`brief`, since a deep value could cause a recursion error, and a long value would
+    make a long message.
     """
     names = " or ".join(cls.__name__ for cls in expected)
     if len(data) > MAX_MESSAGE_BYTES:
@@ -86,7 +87,7 @@ def decode(data: bytes, *expected: type[T]) -> T:
 
 
 def brief(value: object) -> str:
-    """Returns a value for an error's message: two levels, a few items of each, the ends of long ones."""
+    """Returns a short text of a value for an error: two levels, a few items per level, long texts cut."""
     return _brief.repr(value)
 
 
@@ -117,8 +118,8 @@ def _encoder(cls: type) -> Callable[[Any], list[Any]]:
 def _defaults(cls: type) -> list[Any]:
     """Returns the default values of the last fields, which a message may leave out.
 
-    A field with a default factory does not count, since the made value belongs to one message. Nor do the
-    fields before such a field.
+    A field with a default factory does not count, since the value that the factory makes belongs to one
+    message. The fields before such a field don't count either.
     """
     defaults: list[Any] = []
     for f in reversed(dataclasses.fields(cls)):
@@ -210,7 +211,7 @@ def _maker(cls: type) -> Callable[..., Any]:
 
 
 def _right_as_is(hint: Any) -> frozenset[type]:
-    """Returns types whose values fit ``hint`` without a check: this covers most fields of most messages."""
+    """Returns the types whose values fit ``hint`` unchecked. Most fields of most messages have one."""
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
         return frozenset[type]().union(*map(_right_as_is, typing.get_args(hint)))
     return frozenset((hint,)) if hint in (int, str, bool, bytes, float, type(None)) else frozenset()
@@ -318,7 +319,7 @@ def _sequence(item_hint: Any, kind: type) -> _Check:
 
 
 def _pairs(value: list[Any]) -> list[tuple[int, float]] | None:
-    """Returns log-probabilities, checked without a call per item: an answer may have twenty per token.
+    """Returns log-probabilities, checked without a call per item, since an answer may have twenty per token.
 
     Returns None if any item does not have exactly these types. The general check then converts it or names
     the error.

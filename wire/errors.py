@@ -28,7 +28,7 @@ class TwinfangError(Exception):
     type: ClassVar[str] = "server_error"
     code: ClassVar[str] = "internal_error"
     told_clients: ClassVar[str] = "the server failed on this request; its log says why"
-    """The text that clients read for a server's failure, if the error was not made with a text for them."""
+    """The text that clients read for a server's failure, if the error was not made by :meth:`told`."""
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
@@ -167,7 +167,7 @@ class UnavailableError(TwinfangError):
 
 
 class GroupLostError(TwinfangError):
-    """A rank that shares experts with this one is gone; nothing can be computed without it."""
+    """A rank that shares experts with this rank is gone; nothing can be computed without that rank."""
 
     http_status = 503
     code = "group_lost"

@@ -17,7 +17,8 @@ _STATUS = health_pb2.HealthCheckResponse
 class Health:
     """A server's reported health: for the whole server (the service with the empty name) and each service.
 
-    All states except ``serving`` are NOT_SERVING. A draining server may serve again, a stopping one may not.
+    All states except ``serving`` are reported as NOT_SERVING. A draining server may serve again; a stopping
+    server never does.
     """
 
     def __init__(self, server: grpc.aio.Server) -> None:
@@ -41,7 +42,7 @@ class Health:
             await self._servicer.set(name, status)
 
     def close(self) -> None:
-        """Ends the calls of clients that watch: a server that stops would wait for these calls."""
+        """Ends the calls of clients that watch, since a server that stops would wait for these calls."""
         self._servicer.closed.set()
 
 

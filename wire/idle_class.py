@@ -10,7 +10,8 @@ MAX_NICENESS = 19
 def run_when_idle() -> None:
     """Restricts this process to processor time that no other process wants.
 
-    Niceness alone is only a weight: sixteen processes at 19 get as much time as two threads at 10.
+    Niceness alone is only a weight: sixteen processes of niceness 19 get as much time as two threads of
+    niceness 10.
     """
     os.nice(MAX_NICENESS)
     if hasattr(os, "SCHED_IDLE"):  # Linux only

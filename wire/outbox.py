@@ -8,12 +8,13 @@ from collections.abc import Iterable, Mapping
 from wire.messages.generation import RequestOutput, StepOutputs
 
 MAX_NUMBERS = 4096
-"""The most log-probabilities of one message. Its reader does nothing else for the one or two milliseconds
-that they take, so a step of many requests that report twenty alternatives is sent as several messages."""
+"""Maximum number of log-probabilities in one message. Reading so many takes one or two milliseconds, during
+which the reader does nothing else. So a step of many requests that report twenty alternatives is sent as
+several messages."""
 
 
 class Outbox:
-    """Waiting outputs. Each request's outputs keep their order; consecutive plain outputs become one.
+    """Waiting outputs. Each request's outputs keep their order; consecutive plain outputs become one output.
 
     Nearly all outputs have only tokens, so plain outputs need no object of their own.
     """
@@ -22,7 +23,7 @@ class Outbox:
         self._token_ids: dict[str, tuple[int, ...]] = {}
         self._outputs: list[RequestOutput] = []
         self._others_of: Counter[str] = Counter()
-        """How many of ``_outputs`` each request has: the request's further outputs go behind those."""
+        """How many of ``_outputs`` each request has. The request's further outputs must come after them."""
         self.add_all(outputs)
 
     def __bool__(self) -> bool:

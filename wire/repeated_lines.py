@@ -1,9 +1,9 @@
 """Log lines that may come by the hundred: they are counted instead of written.
 
     request 5f… : no_server_available: …                        the first of a kind, at once
-    no_server_available: 214 more in the last 5 s; …            the count of the others, as long as more come
+    no_server_available: 214 more in the last 5 s; …            the count of further lines, while more come
 
-At level debug each of them is written, with its request's id.
+At level debug each line is written, with its request's id.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 INTERVAL_S = 5.0
 MAX_KINDS = 1000
-"""The most kinds remembered in one interval. Lines of all further kinds count as one kind."""
+"""Maximum number of kinds remembered in one interval. Lines of all further kinds count as one kind."""
 OTHERS = "other kinds"
 
 

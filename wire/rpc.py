@@ -84,7 +84,7 @@ CLIENT_OPTIONS: list[tuple[str, int]] = [
 ]
 
 SERVER_OPTIONS = [*CHANNEL_OPTIONS, ("grpc.so_reuseport", 0)]
-"""Without reuseport a port in use is an error, instead of getting a second listener."""
+"""With reuseport, a port that is in use would get a second listener; without it, binding fails."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class StreamMethod:
 PREFILL_SERVICE = "twinfang.Prefill"
 DECODE_SERVICE = "twinfang.Decode"
 TRANSFER_SERVICE = "twinfang.Transfer"
-"""Offered by every server whose memory others may read."""
+"""Offered by every server whose memory other servers may read."""
 SERVER_SERVICE = "twinfang.Server"
 
 PREFILL = StreamMethod(PREFILL_SERVICE, "Prefill", PrefillRequest, (PrefillStarted, PrefillReply))
@@ -137,7 +137,7 @@ LONG_BYTES = 64 << 10
 one turn of the loop, as with the prompts' log-probabilities of many choices."""
 
 _reader = ThreadPoolExecutor(1, thread_name_prefix="long-messages")
-"""One thread only: each further thread would take more of the interpreter from the event loop's thread."""
+"""Only one thread, since each further thread would take interpreter time from the event loop's thread."""
 
 STREAM_PATH = f"/{DECODE_SERVICE}/Stream"
 """Bidirectional: clients send ``Submit``, ``Cancel`` and ``ConnectPeers``, servers ``StepOutputs`` and
@@ -242,7 +242,7 @@ def service(
 
 
 def open_channel(address: str) -> grpc.aio.Channel:
-    """Returns a channel to ``host:port``. It connects on first use, and again after a connection broke."""
+    """Returns a channel to ``host:port``. It connects on first use, and again after a failure."""
     return grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)
 
 
@@ -263,7 +263,7 @@ async def call(channel: grpc.aio.Channel, method: Method, request: Any, *, timeo
 async def call_for_replies(
     channel: grpc.aio.Channel, method: StreamMethod, request: Any, *, timeout_s: float | None
 ) -> AsyncGenerator[Any, None]:
-    """Yields the replies of one call as they come. Raises the errors of :func:`call`. Closing it cancels."""
+    """Yields the replies of one call as they come. Raises what :func:`call` raises. Closing cancels it."""
     replies: Any = channel.unary_stream(method.path)(encode(request), timeout=timeout_s)
     try:
         while (data := await replies.read()) is not grpc.aio.EOF:

@@ -30,8 +30,8 @@ from wire.rpc import (
 log = logging.getLogger(__name__)
 
 DRAIN_S = 8.0
-"""How long requests under way may take, once a process is told to stop, until other servers have read their
-state or taken them over."""
+"""Maximum time that a process waits, after it is told to stop, until other servers have read the state of its
+requests or have taken the requests over."""
 DRAIN_POLL_S = 0.02
 STOP_GRACE_S = 2.0
 """How long calls in progress may take after SIGTERM before they are cut."""
@@ -40,8 +40,8 @@ STOP_GRACE_S = 2.0
 class GrpcServer:
     """A grpc.aio server with the standard health service and the calls that every server answers.
 
-    The port is bound at once, so that a conflict shows before a model is loaded. Calls are answered once
-    :meth:`start` has run.
+    The port is bound at once, so that a port conflict is found before a model is loaded. Calls are answered
+    once :meth:`start` has run.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -95,7 +95,7 @@ class GrpcServer:
         await self.health.set("serving")
 
     def stop(self) -> None:
-        """Ends the process as SIGTERM does; from any thread."""
+        """Ends the process as SIGTERM does. May be called from any thread."""
         self._loop.call_soon_threadsafe(self._stopping.set)
 
     def stop_with(self, other: str) -> None:
@@ -104,7 +104,7 @@ class GrpcServer:
         self.stop()
 
     def fail(self, fault: BaseException) -> None:
-        """Ends the process with an error: the first one, if there are several. From any thread."""
+        """Ends the process with ``fault``, or with the first of several faults. From any thread."""
         self._fault = self._fault or fault
         self._loop.call_soon_threadsafe(self._stopping.set)
 

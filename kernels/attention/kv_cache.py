@@ -3,9 +3,10 @@
     k_cache[b, :, o] = k[i],  v_cache[b, :, o] = v[i]     for slot_mapping[i] = b * block_size + o
 
 A cache of float8_e4m3fn holds k / k_scale and v / v_scale, rounded as in kernels/formats/float8.py. The
-caches are one layer's views of the KV pool ``[num_blocks, kv_heads, attn_layers, 2, block_size, head_dim]``:
-strided in block and head, contiguous inside a (block, head). On CPU, numba handles float32 inputs for caches
-of float32 or e4m3; the reference handles all others.
+caches are one layer's views of the KV pool ``[num_blocks, kv_heads, attn_layers, 2, block_size, head_dim]``.
+They are strided in block and head, and contiguous within one head of one block. KVH is the number of KV
+heads, D is head_dim. On CPU, numba handles float32 inputs for caches of float32 or e4m3; the reference
+handles all other cases.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def store_kv_reference(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> None:
-    """:func:`store_kv` by advanced indexing."""
+    """Reference of :func:`store_kv`, by advanced indexing."""
     block_size = k_cache.shape[2]
     live = slot_mapping >= block_size
     block_ids = slot_mapping[live].div(block_size, rounding_mode="floor")
@@ -121,7 +122,7 @@ def _launch(
 
 @cpu_jit
 def _store_head(source, s, factor, target, t, head_dim):
-    """``target[t:] = factor * source[s:]`` for head_dim elements."""
+    """Compute ``target[t:] = factor * source[s:]`` for head_dim elements."""
     whole = head_dim - head_dim % lanes()
     for d in range(0, whole, lanes()):
         store(target, t + d, multiply(load(source, s + d), splat(factor)))
@@ -152,7 +153,7 @@ def _store_kv_cpu(
 
 CPU_CACHE_DTYPES = (torch.float32, torch.float8_e4m3fn)
 """Dtypes of the caches that compiled CPU kernels can write and read; they compute in float32."""
-_GRAIN_ELEMENTS = 2**18  # a thread's least share: about 100 µs
+_GRAIN_ELEMENTS = 2**18  # a thread's minimum share: about 100 µs
 
 
 def store_kv(
@@ -169,7 +170,7 @@ def store_kv(
 
     slot_mapping ``[num_tokens]`` int64 is ``block_id * block_size + offset``. A value below ``block_size``
     lies in the null block: the token is padding and nothing is written. Values are cast to the caches' dtype.
-    Values of an e4m3 cache are to be multiplied by the scales when read; other caches need no scales.
+    Whoever reads an e4m3 cache must multiply its values by the scales; other caches have no scales.
     """
     assert k_cache.stride() == v_cache.stride(), "k_cache and v_cache must be views of one pool"
     if k.is_cuda:

@@ -2,8 +2,9 @@
 
     out[r, i] = softmax(scale * q[r, i] K[:n]^T) V[:n],   n = seq_lens[r] - T + i + 1
 
-K and V of token t of row r are in block ``block_table[r, t // block_size]``. Query head h uses KV head
-``h // (QH // KVH)``. Devices and dtypes are as in paged_attention_prefill.py.
+K and V of token t of row r are in block ``block_table[r, t // block_size]``. There are R rows, QH query heads
+and KVH KV heads, of D elements each. Query head h uses KV head ``h // (QH // KVH)``. Devices and dtypes are
+as in paged_attention_prefill.py.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def paged_attention_decode_reference(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> torch.Tensor:
-    """:func:`paged_attention_decode`: a decode row is a prefill row of T queries."""
+    """Reference of :func:`paged_attention_decode`: a decode row is a prefill row of T queries."""
     num_rows, num_positions = q.shape[:2]
     cu_seqlens = torch.arange(0, (num_rows + 1) * num_positions, num_positions)
     return paged_attention_prefill_reference(
@@ -57,10 +58,10 @@ MAX_SPLITS = 128
 
 
 # One program per (row, KV head, split): its T positions times the query heads of the KV head make one
-# BLOCK_M tile, so that K and V are read once for all of them. Splits share a row's tokens evenly at any
-# length, in shares of at least MIN_SPLIT; splits without a share return at once. The grid depends only on
-# host maxima, so one captured graph serves every length. The number of splits is not a constant of the
-# kernel, so graphs of all batch sizes share two compiled programs.
+# BLOCK_M tile, so that K and V are read once for all of them. A row's tokens are divided evenly among its
+# splits at any length, in shares of at least MIN_SPLIT tokens; splits without a share return at once. The
+# grid depends only on maxima that the host knows, so one captured graph serves every length. The number of
+# splits is not a constant of the kernel, so graphs of all batch sizes share two compiled programs.
 @triton_jit
 def _decode_kernel(
     q_ptr,
@@ -147,7 +148,7 @@ def _merge_splits_kernel(
     split_len = _split_len(seq_len, num_splits, MIN_SPLIT)
     splits = tl.arange(0, BLOCK_SPLITS)
     dims = tl.arange(0, BLOCK_D)
-    live = (splits < num_splits) & (splits * split_len < seq_len)  # the others wrote nothing
+    live = (splits < num_splits) & (splits * split_len < seq_len)  # other splits wrote nothing
     lse = tl.load(lse_ptr + query * num_splits + splits, mask=live, other=float("-inf"))
     highest = tl.max(lse, axis=0)
     weights = tl.exp2(lse - tl.where(highest == float("-inf"), 0.0, highest))
@@ -161,16 +162,17 @@ def _merge_splits_kernel(
 
 @triton_jit
 def _split_len(seq_len, num_splits, MIN_SPLIT: tl.constexpr):
-    """Return how many of a row's tokens a split takes: even shares in whole rounds, four per MIN_SPLIT."""
+    """Return how many of a row's tokens a split takes: an even share, rounded up to MIN_SPLIT / 4 tokens."""
     ROUND: tl.constexpr = MIN_SPLIT // 4
     return tl.maximum(tl.cdiv(tl.cdiv(seq_len, num_splits), ROUND) * ROUND, MIN_SPLIT)
 
 
 def choose_num_splits(num_programs: int, max_seq_len: int, num_places: int, min_split: int) -> int:
-    """Return the number of splits of a row, none shorter than ``min_split`` at max_seq_len.
+    """Return the number of splits of a row. No split is shorter than ``min_split`` at max_seq_len.
 
-    ``num_places`` programs run at once. A last wave that fills few of these places takes as long as a full
-    wave. So this is the smallest number whose waves are filled to at least 9 tenths of the best number's.
+    ``num_places`` programs run at once, as one wave. A last wave that fills few of these places takes as long
+    as a full wave. So the result is the smallest number of splits that fills its waves at least 9 tenths as
+    well as the best number does.
     """
     most = max(1, min(-(-max_seq_len // min_split), MAX_SPLITS))
     waves = [num_programs * splits / num_places for splits in range(1, most + 1)]
@@ -182,7 +184,7 @@ def choose_num_splits(num_programs: int, max_seq_len: int, num_places: int, min_
 def tile_request(
     dtype: torch.dtype, heads_per_kv: int, head_dim: int, block_size: int, positions: int
 ) -> TileRequest:
-    """72 KiB of K and V per program in bfloat16, half of it in flight: 2 programs per SM, room for 3."""
+    """Request 72 KiB of K and V per bfloat16 program, half of it in flight: 2 programs per SM, room for 3."""
     exact = dtype == torch.float32
     wide = exact or head_dim > 128
     tiles = {
@@ -297,9 +299,9 @@ def paged_attention_decode(
     """Attend from q ``[R, T, QH, D]`` to the content of the caches ``[num_blocks, KVH, block_size, D]``.
 
     block_table ``[R, cols]`` and seq_lens ``[R]`` are int32. seq_lens includes the T new positions, whose K
-    and V are already stored; 0 marks a padding row, whose output is zero. Block table entries beyond a
-    row's length are stale and never followed; K and V beyond it in the row's last block may be NaN.
-    max_seq_len, at least the longest row, determines the launch grid. Returns ``[R, T, QH, D]``.
+    and V are already stored; 0 marks a padding row, whose output is zero. Block table entries after a
+    row's last block are stale and never followed; K and V after its last token may be NaN. max_seq_len
+    determines the launch grid and must be at least the longest row's length. Returns ``[R, T, QH, D]``.
     """
     assert k_cache.stride() == v_cache.stride(), "k_cache and v_cache must be views of one pool"
     operands = (q, k_cache, v_cache, block_table, seq_lens)

@@ -7,10 +7,11 @@ through the row's blocks in place, 64 tokens at a time, with an online softmax:
     softmax m' = max(m, max s), p = exp(s - m'), l' = l exp(m - m') + sum p
     values  acc' = acc exp(m - m') + p V, four vectors of acc in registers        out = acc / l at the end
 
-An e4m3 cache is widened first, 64 tokens at a time for all queries that see one of them. For other caches
-nothing is gathered, copied or masked. A query's loop ends at its own length, so everything beyond it (stale
-block ids, NaN) is never read. Only the compiled code reads lengths, so that a call can be recorded
-(:mod:`kernels.cpu.graph`). The order of a sum depends only on the tokens' places in their row.
+Data of an e4m3 cache is first widened to float32: 64 tokens at a time, once for all queries that see any of
+them. For other caches nothing is gathered, copied or masked. A query's loop ends at its own length, so
+nothing after that length (stale block ids, NaN) is ever read. Only the compiled code reads lengths, so that a
+call can be recorded (:mod:`kernels.cpu.graph`). The order of a sum depends only on the tokens' places in
+their row.
 """
 
 from __future__ import annotations
@@ -39,14 +40,15 @@ from kernels.cpu.vector import (
 
 _STEP_TOKENS = 64
 _GRAIN_HEADS = 16
-"""Rows times KV heads: about 100 µs at some hundred tokens. The host does not know the lengths."""
+"""A thread's minimum share, in rows times KV heads: about 100 µs at a few hundred tokens. The share does not
+depend on the rows' lengths, since the host does not know them."""
 
 _ZERO, _ONE, _NEGATIVE_INFINITY = np.float32(0), np.float32(1), np.float32(-np.inf)
 
 
 @cpu_jit
 def _score(query, q, keys, k, head_dim, num_tokens, scores, s):
-    """``scores[s + t] = query[q:] . keys[k + t * head_dim:]`` for ``num_tokens`` adjacent tokens."""
+    """Compute ``scores[s + t] = query[q:] . keys[k + t * head_dim:]`` for ``num_tokens`` adjacent tokens."""
     w = lanes()
     whole = head_dim - head_dim % w
     t = 0
@@ -102,7 +104,7 @@ def _weigh(scores, live, highest, total, i, acc, a, head_dim):
 
 @cpu_jit
 def _add_values(weights, first, values, v, head_dim, num_tokens, acc, a):
-    """``acc[a:] += sum over t of weights[first + t] values[v + t * head_dim:]``, token by token."""
+    """Add ``sum over t of weights[first + t] values[v + t * head_dim:]`` to ``acc[a:]``, token by token."""
     w = lanes()
     whole = head_dim - head_dim % w
     d = 0
@@ -138,7 +140,10 @@ def _attend_row(
     k_cache, v_cache, cache_strides, block_size, head_dim, kv_head, block_ids, heads_per_kv, num_queries,
     first_len, queries, width, scores, highest, total, acc,
 ):  # fmt: skip
-    """Query i sees ``first_len + i // heads_per_kv`` tokens; its sums are at ``acc[i * width]``."""
+    """Attend from a row's queries to the tokens of one KV head.
+
+    Query i sees ``first_len + i // heads_per_kv`` tokens; its sums begin at ``acc[i * width]``.
+    """
     w = lanes()
     for i in range(num_queries):
         highest[i] = _NEGATIVE_INFINITY
@@ -170,7 +175,7 @@ def _attend_row(
 
 @cpu_jit
 def _widen_step(cache, cache_strides, block_size, head_dim, kv_head, block_ids, first, count, wide):
-    """``wide[t * head_dim:]`` is token ``first + t`` of one KV head, in float32."""
+    """Convert ``count`` tokens of one KV head to float32: token ``first + t`` to ``wide[t * head_dim:]``."""
     whole = head_dim - head_dim % lanes()
     for t in range(count):
         inside, block = (first + t) % block_size, block_ids[(first + t) // block_size]
@@ -186,7 +191,7 @@ def _attend_narrow_row(
     k_cache, v_cache, cache_strides, block_size, head_dim, kv_head, block_ids, heads_per_kv, num_queries,
     first_len, queries, width, scores, highest, total, acc, keys, values,
 ):  # fmt: skip
-    """:func:`_attend_row` for caches that :func:`_widen_step` has to widen."""
+    """Like :func:`_attend_row`, for caches that :func:`_widen_step` has to widen."""
     w, seen = lanes(), first_len + num_queries // heads_per_kv - 1
     for i in range(num_queries):
         highest[i] = _NEGATIVE_INFINITY
@@ -209,7 +214,10 @@ def _attend_rows(
     q, q_strides, k_cache, v_cache, cache_strides, shape, seq_lens, block_table, columns, scale, v_scale,
     is_narrow, out, begin, end,
 ):  # fmt: skip
-    """Item ``r * KVH + h`` is decode row r's positions with KV head h. ``shape`` is T, QH, KVH, block, D."""
+    """Attend for items ``begin : end``. Item ``r * KVH + h`` is decode row r's positions with KV head h.
+
+    ``shape`` is T, QH, KVH, block_size, D, as in paged_attention_decode.py.
+    """
     num_positions, num_heads, kv_heads, block_size, head_dim = shape
     heads_per_kv, w = num_heads // kv_heads, lanes()
     num_queries = num_positions * heads_per_kv
@@ -258,7 +266,7 @@ def paged_attention_decode_cpu(
     scale: float,
     v_scale: float,
 ) -> torch.Tensor:
-    """:func:`kernels.attention.paged_attention_decode.paged_attention_decode` in float32.
+    """Compute :func:`kernels.attention.paged_attention_decode.paged_attention_decode` in float32.
 
     ``scale`` includes k_scale.
     """

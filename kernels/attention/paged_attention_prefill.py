@@ -4,10 +4,11 @@
 
 Rows are ragged: row s has the queries ``cu_seqlens[s] : cu_seqlens[s + 1]``, which are the last ones of its
 ``seq_lens[s]`` tokens. The tokens before them are a cached prefix or earlier chunks. K and V of token t are
-in block ``block_table[s, t // block_size]``. Query head h uses KV head ``h // (QH // KVH)``.
+in block ``block_table[s, t // block_size]``. There are S rows, QH query heads and KVH KV heads, of D elements
+each. Query head h uses KV head ``h // (QH // KVH)``.
 
-A cache may be of float8_e4m3fn: its values times k_scale and v_scale are K and V. ``scale`` and the last
-division include these scales; sums stay in float32.
+A cache may be of float8_e4m3fn. Then its values are multiplied by k_scale and v_scale to get K and V. The
+factor ``scale`` and the last division include these scales; sums stay in float32.
 
 | device | float32 | bfloat16, float16 | float64 |
 |---|---|---|---|
@@ -40,7 +41,7 @@ def paged_attention_prefill_reference(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> torch.Tensor:
-    """:func:`paged_attention_prefill`, one row after the other, each with all its scores at once."""
+    """Reference of :func:`paged_attention_prefill`: one row after the other, all scores of a row at once."""
     acc = torch.promote_types(q.dtype, torch.float32)
     kv_heads, block_size, head_dim = k_cache.shape[1:]
     heads_per_kv = q.shape[1] // kv_heads
@@ -51,7 +52,7 @@ def paged_attention_prefill_reference(
         if seq_len == 0 or start == end:
             continue
         block_ids = block_table[row, : -(-seq_len // block_size)].long()
-        # [blocks, KVH, block_size, D] -> [QH, tokens, D], cut at the row's length: it may be NaN beyond that.
+        # [blocks, KVH, block_size, D] -> [QH, tokens, D], cut at the row's length: data after it may be NaN.
         k, v = (
             cache[block_ids]
             .transpose(0, 1)
@@ -170,14 +171,14 @@ def attend_tokens(
     PRECISION: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Online softmax of q ``[M, D]`` over one KV head's tokens ``first : end``; query i sees ``limits[i]``.
+    """Attend from BLOCK_M queries to one KV head's tokens ``first : end``; query i sees ``limits[i]`` tokens.
 
     Without MASKED, all queries must see all tokens, and the number of tokens must be a multiple of BLOCK_N.
     With MASKED, tokens from ``end`` on are neither looked up nor loaded. Zeros replace them, so that 0 * NaN
     can't occur.
 
-    Block ids are looked up one round ahead. If a round loaded from addresses that it loads itself, Triton
-    would give K and V only one buffer each, and no load would be in flight while the products are computed.
+    Each round also loads the block ids of the next round. If a round used block ids that it loads itself,
+    Triton would give K and V only one buffer each, and no load would be in flight during the products.
     """
     dims = tl.arange(0, BLOCK_D)
     columns = tl.arange(0, BLOCK_N)
@@ -210,13 +211,15 @@ LOG2_E = 1.4426950408889634
 
 
 def dot_precision(dtype: torch.dtype) -> str:
-    """TF32 would cut float32 inputs to 10 mantissa bits; narrower types are exact in either mode."""
+    """Return the mode of products. TF32 would cut float32 to 10 mantissa bits; narrower types stay exact."""
     return "ieee" if dtype == torch.float32 else "tf32"
 
 
 @functools.cache
 def tile_request(dtype: torch.dtype, heads_per_kv: int, head_dim: int, block_size: int) -> TileRequest:
-    """float32 tiles are twice as large, and their products run on FMA units, not tensor cores."""
+    """Request smaller tiles for float32: elements have twice the bytes; products run on FMA units, not tensor
+    cores.
+    """
     exact, wide = dtype == torch.float32, head_dim > 128
     tiles = {
         "BLOCK_M": max(32 if exact else 64 if wide else 128, triton.next_power_of_2(heads_per_kv)),
@@ -297,10 +300,10 @@ def paged_attention_prefill(
     """Attend from q ``[num_tokens, QH, D]`` to the content of caches ``[num_blocks, KVH, block_size, D]``.
 
     block_table ``[S, cols]``, cu_seqlens ``[S + 1]`` and seq_lens ``[S]`` are int32. seq_lens counts cached
-    prefix and new tokens, whose K and V are already stored. Block table entries beyond a row's length are
-    never followed, and K and V beyond it in the row's last block may be NaN. A row of length 0 is padding.
-    max_query_len determines the launch grid; max_seq_len is a bound of the lengths. Every token belongs to a
-    row. Returns ``[num_tokens, QH, D]``, zero in padding rows.
+    prefix and new tokens, whose K and V are already stored. Block table entries after a row's last block are
+    never followed, and K and V after its last token may be NaN. A row of length 0 is padding. max_query_len
+    determines the launch grid; max_seq_len is an upper bound of seq_lens. Every token belongs to a row.
+    Returns ``[num_tokens, QH, D]``, zero in padding rows.
     """
     assert k_cache.stride() == v_cache.stride(), "k_cache and v_cache must be views of one pool"
     operands = (q, k_cache, v_cache, block_table, cu_seqlens, seq_lens)

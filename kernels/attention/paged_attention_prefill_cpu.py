@@ -8,9 +8,10 @@ this head. A tile goes through the row's tokens 64 at a time with an online soft
     softmax  m' = max(m, max s), p = exp(s - m'), l' = l exp(m - m') + sum p
     values   acc' = acc exp(m - m') + p V, out = acc / l at the end
 
-Four queries continue to the last token that one of them sees. A token that a query does not see gets weight
-0, and its values are finite. Data beyond the row's length (stale block ids, NaN) is never multiplied. Each
-sum runs over dims or tokens in order, so a query's result does not depend on its tile, chunk or batch.
+Four queries are computed together, up to the last token that any of them sees. A token that a query does not
+see gets weight 0; since its values are finite, it adds nothing. Data after the row's last token (stale block
+ids, NaN) is never multiplied. Each sum runs over dims or tokens in order, so a query's result does not depend
+on its tile, chunk or batch.
 """
 
 from __future__ import annotations
@@ -39,15 +40,15 @@ from kernels.cpu.vector import (
 )
 
 _STEP_TOKENS = 64
-_TILE_QUERIES = 192  # K and V are read from memory once for these
-_GRAIN_PRODUCTS = 2**22  # a thread's least share: about 100 µs
+_TILE_QUERIES = 192  # K and V are read from memory once for all queries of a tile
+_GRAIN_PRODUCTS = 2**22  # a thread's minimum share: about 100 µs
 
 _ZERO, _NEGATIVE_INFINITY = np.float32(0), np.float32(-np.inf)
 
 
 @cpu_jit
 def _add_product(a, a_offset, a_stride, b, b_offset, b_stride, depth, c, c_offset, c_stride):
-    """``c += a b`` for four rows of a ``[4, depth]`` and two vectors of b ``[depth, 2 * lanes()]``."""
+    """Compute ``c += a b`` for a ``[4, depth]`` and b ``[depth, 2 * lanes()]``, two vectors per row."""
     w = lanes()
     a0, a1, a2 = a_offset, a_offset + a_stride, a_offset + 2 * a_stride
     a3, o0, o1 = a_offset + 3 * a_stride, c_offset, c_offset + c_stride
@@ -89,7 +90,7 @@ def _gather(
         base += inside * head_dim
         whole = 0
         if head_dim % lanes() == 0:
-            # Keys after the last token but in its block are copied as well: their scores are dropped.
+            # Keys after the last token in its block are copied as well; their scores are dropped.
             reach = min(block_size - inside, _STEP_TOKENS - t)
             while whole < run and whole + lanes() <= reach:
                 for d in range(0, head_dim, lanes()):
@@ -176,9 +177,9 @@ def _attend_tiles(
     q, q_strides, k_cache, v_cache, cache_strides, shape, tiles, block_table, columns, scale, v_scale, out,
     begin, end,
 ):  # fmt: skip
-    """Items are tiles, KV head after KV head.
+    """Attend for items ``begin : end``, which are all tiles of the first KV head, then of the next one.
 
-    A tile is ``(row, first token, number of tokens, length that its first token sees)``.
+    A tile is ``(row, first token, number of tokens, number of tokens that its first token sees)``.
     """
     num_heads, kv_heads, block_size, head_dim = shape
     heads_per_kv = num_heads // kv_heads
@@ -218,7 +219,7 @@ def _attend_tiles(
 
 
 def _cut_rows(bounds: list[int], seq_lens: list[int], heads_per_kv: int) -> np.ndarray:
-    """Cut rows into tiles, as :func:`_attend_tiles` takes them; padding rows have none."""
+    """Cut rows into the tiles that :func:`_attend_tiles` takes; padding rows have no tiles."""
     size = max(1, _TILE_QUERIES // heads_per_kv)
     tiles = [
         (row, token, min(size, bounds[row + 1] - token), seq_len - bounds[row + 1] + token + 1)
@@ -239,7 +240,7 @@ def paged_attention_prefill_cpu(
     scale: float,
     v_scale: float,
 ) -> torch.Tensor:
-    """:func:`kernels.attention.paged_attention_prefill.paged_attention_prefill` in float32.
+    """Compute :func:`kernels.attention.paged_attention_prefill.paged_attention_prefill` in float32.
 
     ``scale`` includes k_scale.
     """

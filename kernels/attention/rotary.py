@@ -8,9 +8,10 @@ GPT-NeoX; the remaining elements stay. Cosine and sine are scaled by ``attention
 elements of a head are first replaced by ``x / sqrt(mean(x^2) + eps) * weight``.
 
 The angle a_j is rounded to float32 because checkpoints were trained in this way: at position 100,000 this
-rounding changes an angle by up to 0.004. Its cosine and sine are exact to 1e-7. They need no table, so there
-is no longest position and nothing to keep. Computation is in float32 (float64 for float64 inputs), and
-rounded once. On CPU, numba handles float32 (rotary_cpu.py), and the reference handles other dtypes.
+rounding changes an angle by up to 0.004. The cosine and sine of the rounded angle are exact to 1e-7. They are
+computed without a table, so positions have no limit and nothing is stored. Computation is in float32 (float64
+for float64 inputs), and its result is rounded once. On CPU, numba handles float32 (rotary_cpu.py), and the
+reference handles other dtypes.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class HeadNorms:
 
 
 def rotate_reference(x: Tensor, positions: Tensor, rotary: Rotary) -> Tensor:
-    """Returns x ``[n, heads, head_dim]`` rotated, not in place."""
+    """Return x ``[n, heads, head_dim]`` rotated, as a new tensor."""
     acc = torch.promote_types(x.dtype, torch.float32)
     angles = positions.to(torch.float32)[:, None, None] * rotary.inv_freq
     cos = angles.to(acc).cos() * rotary.attention_scaling
@@ -57,13 +58,13 @@ def rotate_reference(x: Tensor, positions: Tensor, rotary: Rotary) -> Tensor:
 def norm_and_rotate_reference(
     x: Tensor, weight: Tensor, eps: float, positions: Tensor, rotary: Rotary
 ) -> Tensor:
-    """Like :func:`rotate_reference`, with a norm of each head first."""
+    """Like :func:`rotate_reference`, but normalize each head first."""
     acc = torch.promote_types(x.dtype, torch.float32)
     return rotate_reference(rms_norm_reference(x.to(acc), weight, eps), positions, rotary).to(x.dtype)
 
 
-# One program per (token, tile of heads); tiles of q come before those of k. Some 2,048 elements stay in
-# registers between norm and rotation, and are read and written once. Each program computes its token's
+# One program per (token, tile of heads); tiles of q come before those of k. A tile's elements (about 2,048)
+# stay in registers between norm and rotation, and are read and written once. A program computes its token's
 # cosines and sines again: a few dozen instructions, which take less time than reading a table.
 @triton_jit
 def _rotary_kernel(
@@ -141,7 +142,9 @@ def _rotate_heads(
 
 @triton_jit
 def _cos_sin(angle):
-    """Works like rotary_cpu.py: range reduction in float64, then the polynomials of Cephes' sinf and cosf."""
+    """Return cosine and sine. As in rotary_cpu.py, the range is reduced in float64; then come the polynomials
+    of Cephes' sinf and cosf.
+    """
     exact = angle.to(tl.float64)
     quarters = tl.floor(exact * 0.63661977236758134 + 0.5)
     r = (exact - quarters * 1.57079632679489662).to(tl.float32)
@@ -190,7 +193,9 @@ def _launch(q: Tensor, k: Tensor, norms: HeadNorms | None, positions: Tensor, ro
 
 
 def rotate(q: Tensor, k: Tensor, positions: Tensor, rotary: Rotary) -> None:
-    """Rotates q ``[n, QH, D]`` and k ``[n, KVH, D]`` by positions ``[n]`` int64, in place.
+    """Rotate q ``[n, QH, D]`` and k ``[n, KVH, D]`` in place by positions ``[n]`` int64.
+
+    QH and KVH are the numbers of query and KV heads; D is head_dim.
 
     Tokens and heads may have any stride; a head's elements must be contiguous. A padding token may have any
     position of 32 bits: its result is never used.
@@ -206,7 +211,7 @@ def rotate(q: Tensor, k: Tensor, positions: Tensor, rotary: Rotary) -> None:
 
 
 def norm_and_rotate(q: Tensor, k: Tensor, norms: HeadNorms, positions: Tensor, rotary: Rotary) -> None:
-    """Norms each head of q and k, then rotates them as :func:`rotate` does."""
+    """Normalize each head of q and k, then rotate the heads as :func:`rotate` does."""
     assert q.stride(2) == k.stride(2) == 1, "a head's elements must lie side by side"
     if q.is_cuda and q.dtype != torch.float64:
         _launch(q, k, norms, positions, rotary)

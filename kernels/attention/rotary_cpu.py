@@ -1,5 +1,6 @@
-"""Rotary embedding on CPU: a token's cosines and sines once, then all of its heads in vector registers.
+"""Rotary embedding on CPU.
 
+A token's cosines and sines are computed once; then all of its heads are rotated in vector registers.
 Subtracting quarter turns in float64 brings an angle to within an eighth of a turn of 0; this is exact enough
 for any position. In that range, cosine and sine are the polynomials of Cephes' cosf and sinf.
 """
@@ -30,7 +31,7 @@ _HALF, _ONE = np.float32(0.5), np.float32(1)
 
 @cpu_jit
 def _cos_sin_cpu(position, inv_freq, scaling, cos, sin):
-    """Writes scaled cosine and sine of ``float32(position) * inv_freq`` to two arrays ``[half]``."""
+    """Write the scaled cosine and sine of ``float32(position) * inv_freq`` to two arrays ``[half]``."""
     for j in range(inv_freq.shape[0]):
         angle = np.float64(np.float32(position) * inv_freq[j])
         quarters = np.floor(angle * _QUARTERS_A_RADIAN + 0.5)
@@ -62,7 +63,7 @@ def _turn(x, o, half, cos, sin):
 
 @cpu_jit
 def _rotary_cpu(q, q_shape, k, k_shape, positions, inv_freq, scaling, begin, end):
-    """Rotates tokens ``begin : end``. Shapes are token stride, head stride and number of heads."""
+    """Rotate tokens ``begin : end``. A shape is ``(token stride, head stride, number of heads)``."""
     half = inv_freq.shape[0]
     cos, sin = aligned(half), aligned(half)
     for i in range(begin, end):
@@ -91,11 +92,11 @@ def _norm_rotary_cpu(
             _turn(k, o, half, cos, sin)
 
 
-_GRAIN_ELEMENTS = 2**18  # a thread's least share: about 100 µs
+_GRAIN_ELEMENTS = 2**18  # a thread's minimum share: about 100 µs
 
 
 def rotate_cpu(q: Tensor, k: Tensor, positions: Tensor, inv_freq: Tensor, scaling: float) -> None:
-    """:func:`kernels.attention.rotary.rotate` in float32."""
+    """Compute :func:`kernels.attention.rotary.rotate` in float32."""
     _rotary_cpu.parallel_for(
         len(q),
         _grain(q, k),
@@ -119,7 +120,7 @@ def norm_and_rotate_cpu(
     inv_freq: Tensor,
     scaling: float,
 ) -> None:
-    """:func:`kernels.attention.rotary.norm_and_rotate` in float32."""
+    """Compute :func:`kernels.attention.rotary.norm_and_rotate` in float32."""
     _norm_rotary_cpu.parallel_for(
         len(q),
         _grain(q, k),

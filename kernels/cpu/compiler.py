@@ -1,4 +1,4 @@
-"""Functions that numba compiles at their first call, never at import. CPU kernels are made of them.
+"""Functions that numba compiles at their first call, never at import. CPU kernels consist of such functions.
 
 * The machine code is cached on disk: in NUMBA_CACHE_DIR if set, else next to the module, else (read-only
   installations) in the user's cache folder. Only the first process on a machine compiles.
@@ -61,7 +61,7 @@ class CpuFunction:
         names = {name: value.dispatcher for name, value in self._callees.items()}
         fn = types.FunctionType(self.fn.__code__, self.fn.__globals__ | names)
         functools.update_wrapper(fn, self.fn)
-        # Numba recompiles when this function's file changes; with the digest also when the callees' files do.
+        # Numba recompiles when this function's file changes; the digest adds the files of its callees.
         fn.__qualname__ += f"_{self._digest:08x}"
         try:
             return numba.njit(fastmath=_FASTMATH, nogil=True, cache=True)(fn)

@@ -19,12 +19,12 @@ _INT = ir.IntType(32)
 
 
 def _like(kind, scalar):
-    """Return the type ``scalar`` with as many lanes as ``kind`` has."""
+    """Return the type ``scalar``, or a vector of it with as many elements as ``kind`` has."""
     return ir.VectorType(scalar, kind.count) if isinstance(kind, ir.VectorType) else scalar
 
 
 def constant(kind, number):
-    """Return ``number`` in all lanes of ``kind``."""
+    """Return ``number`` in all elements of ``kind``."""
     return ir.Constant(kind, [number] * kind.count if isinstance(kind, ir.VectorType) else number)
 
 
@@ -40,7 +40,7 @@ def widen(builder, value):
 
 
 def narrow(builder, value, element):
-    """Convert float32 to the stored type: e4m3 is rounded; bfloat16 is cut off: it is rounded before."""
+    """Convert float32 to the stored type. e4m3 is rounded here; bfloat16 was rounded before: it is cut."""
     if element == ir.FloatType():
         return value
     ints = _like(value.type, _INT)
@@ -67,12 +67,12 @@ def _from_e4m3(builder, byte, ints, floats):
 
 
 def _to_e4m3(builder, value, bits, ints):
-    """Round to nearest, ties to even; numbers beyond 448 become 448; infinity and NaN become NaN."""
+    """Round to nearest, ties to even; numbers above 448 become 448; infinity and NaN become NaN."""
     floats = value.type
     magnitude = builder.and_(bits, constant(ints, 0x7FFFFFFF))
     normal = builder.lshr(_nearest(builder, magnitude, ints, 20), constant(ints, 20))
     normal = builder.sub(normal, constant(ints, 120 << 3))
-    # The last bit of the sum is worth 2^-9, and the addition rounds to that.
+    # The last bit of the sum is worth 2^-9, so the addition rounds to a multiple of 2^-9.
     at_16384 = builder.fadd(builder.bitcast(magnitude, floats), constant(floats, 16384.0))
     small = builder.sub(builder.bitcast(at_16384, ints), constant(ints, 0x46800000))
     byte = builder.select(builder.icmp_signed("<", magnitude, constant(ints, 121 << 23)), small, normal)
@@ -100,7 +100,7 @@ def mix(builder, bits):
 
 
 def round_bfloat16(builder, value, is_stochastic, key, element):
-    """See kernels/formats/stochastic_round.py; ``element`` has as many lanes as ``value``."""
+    """Round as kernels/formats/stochastic_round.py describes. ``element`` has the shape of ``value``."""
     ints = _like(value.type, _INT)
     bits = builder.bitcast(value, ints)
     with builder.if_else(is_stochastic) as (then, otherwise):

@@ -27,7 +27,8 @@ from kernels.cpu.native_call import NativeCall
 from kernels.cpu.threads import COLUMNS, ITEMS, cpu_threads, table_row
 
 _SHARES_A_GRAIN = 8
-"""In a graph a share takes some 12 µs: helpers are awake, and claiming a share takes a tenth of a µs."""
+"""In a graph a share takes about 12 µs. Shares can be this short, since helpers are awake and claiming a
+share takes a tenth of a µs."""
 
 
 class CpuGraph:
@@ -40,7 +41,7 @@ class CpuGraph:
 
     @contextmanager
     def record(self) -> Generator[None]:
-        """Records this thread's kernel calls. Raises :class:`RuntimeError` if torch computes."""
+        """Records this thread's kernel calls. Raises :class:`RuntimeError` if torch computes anything."""
         recording.note = self._note
         try:
             with _NothingComputed():
@@ -102,4 +103,4 @@ def _tensors(values: Any) -> Iterator[Tensor]:
 _READS = frozenset(
     ("tolist", "item", "__bool__", "__int__", "__float__", "__index__", "equal", "allclose", "is_nonzero")
 )
-"""They pass values to the host; every replay would keep the host's first decision."""
+"""These functions pass values to the host; every replay would keep the host's first decision."""

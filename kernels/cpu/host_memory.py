@@ -1,7 +1,7 @@
-"""Large tensors in host memory, on huge pages if the system gives them to programs that ask (Linux:
-``transparent_hugepage`` ``madvise``, the usual setting).
+"""Large tensors in host memory, on huge pages if the system gives huge pages to programs that ask for them
+(Linux: ``transparent_hugepage`` ``madvise``, the usual setting).
 
-torch does not ask for them; NumPy does, from 4 MB on. Weights, KV and states are read from end to end. With
+torch does not ask for huge pages; NumPy does, from 4 MB on. Weights, KV and states are read in order. With
 pages of 4 KB a core's prefetchers stop at the end of each page, and the first write to the memory takes one
 fault per page. One row times a float32 matrix of 12,288 x 2,048, on one thread of a shared AVX-512 machine:
 10.0 GB/s on pages of 4 KB, 12.7 GB/s on huge pages.
@@ -22,7 +22,7 @@ CACHE_LINE = 64
 
 
 def host_empty(num_elements: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Return ``[num_elements]``, which begin at a huge page if they fill one, else at a cache line."""
+    """Return ``[num_elements]``, which begins at a huge page if it can fill one, else at a cache line."""
     return _aligned(np.empty, num_elements, dtype)
 
 
@@ -46,8 +46,8 @@ def _aligned(allocate: Callable[..., Any], num_elements: int, dtype: torch.dtype
 def keep_freed_memory() -> None:
     """Tell the C library not to return freed memory to the system (glibc; on others this does nothing).
 
-    A prompt's activations are some megabytes each. By default each is mapped again and faults once per page:
-    25,000 faults, 80 ms of system time, in a prompt of 256 tokens of a 120 M model.
+    A prompt's activations are a few megabytes each. By default each tensor is mapped again and faults once
+    per page: 25,000 faults, 80 ms of system time, for a prompt of 256 tokens with a 120 M model.
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):

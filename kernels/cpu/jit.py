@@ -60,7 +60,7 @@ class CpuKernel(CpuFunction):
     def parallel_for(self, num_items: int, grain: int, *args: Any) -> None:
         """Run over items ``[0, num_items)``, shared with other threads if there is enough work.
 
-        ``grain`` items take some 100 µs, about five times the time of waking a thread. While a
+        ``grain`` items take about 100 µs, five times the time of waking a thread. While a
         :class:`kernels.cpu.graph.CpuGraph` records on this thread, the call is also recorded.
         """
         if num_items == 0:
@@ -74,7 +74,7 @@ class CpuKernel(CpuFunction):
 
 
 class _Recording(threading.local):
-    """The recorder of this thread's kernel calls, if one records."""
+    """The recorder of this thread's kernel calls; None if no graph records."""
 
     note: Callable[[Any, int, int, tuple[Any, ...]], None] | None = None
 

@@ -34,13 +34,13 @@ log = logging.getLogger(__name__)
 TRAMPOLINE, KERNEL, BLOCK, ITEMS, SHARES, COLUMNS = 0, 1, 2, 3, 4, 5
 MOST_SHARES = 2**12 - 1
 _CALL, _DONE, _RUNNING, _STOPPED, _ASLEEP, _ALONE, _PENALTY, _TIME = 64, 128, 192, 256, 320, 384, 392, 400
-"""Offsets in bytes from the word: address of the present call, its shares done, whether a list runs, whether
-the process ends, the number of helpers asleep, until when calls are made alone, how long that is after the
-next wait for a helper that lost its core, and room for the time."""
+"""Offsets in bytes from the word: address of the present call, number of its shares that are done, whether a
+list runs, whether the process ends, number of helpers asleep, time until which this thread makes calls alone,
+how long it will do so after the next wait for a helper that lost its core, and room for the clock's time."""
 _CONTROL_BYTES = 448
 _SEMAPHORE_BYTES = 64  # more than any C library's sem_t
-_SPINS, _YIELDS = 2000, 700  # some µs, some 300 µs: longer than one thread's work between two shared calls
-_PATIENCE_NS = 500_000  # several shares' time; a helper that lost its core is away for milliseconds
+_SPINS, _YIELDS = 2000, 700  # a few µs, about 300 µs: longer than this thread's work between shared calls
+_PATIENCE_NS = 500_000  # the time of several shares; a helper that lost its core is away for milliseconds
 _CLOCK_MONOTONIC = 1
 _LEAST_ALONE_NS, _MOST_ALONE_NS = 2_000_000, 32_000_000
 _STOP_S = 1.0
@@ -156,7 +156,7 @@ def _now_ns(control, clock_gettime):
 
 @cpu_function
 def _await_shares(control, shares, sched_yield, clock_gettime):
-    """Waits for the helpers' shares. Notes it if a helper lost its core meanwhile."""
+    """Waits for the helpers' shares. If that takes long, a helper lost its core: stop sharing for a while."""
     for _ in range(_SPINS):
         if _load(control + _DONE) == shares:
             return
@@ -240,7 +240,7 @@ def kernel_threads() -> int:
 
 
 class CpuThreads:
-    """This process's helpers: one less than the kernel threads, since the caller works as well."""
+    """This process's helpers: one fewer than the kernel threads, since the caller works as well."""
 
     def __init__(self) -> None:
         self._control = np.zeros(_CONTROL_BYTES // 8 + 8, dtype=np.int64)

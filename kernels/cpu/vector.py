@@ -14,16 +14,16 @@ for bfloat16 and uint8 for float8_e4m3fn: loads widen them, and stores round to 
 
 | operator | meaning |
 |---|---|
-| `lanes()` | how many numbers a vector has; a constant |
+| `lanes()` | the number of elements (SIMD lanes) of a vector; a constant |
 | `load(array, index)`, `store(array, index, vector)` | a vector's elements, at any alignment |
 | `load_number(array, index)`, `store_number(array, index, number)` | one element |
 | `prefetch(array, index)` | fetch the element's cache line; the index may be out of bounds |
-| `splat(number)`, `broadcast(array, index)` | the number, or the element, in all lanes |
-| `add`, `subtract`, `multiply`, `divide`, `multiply_add(a, b, c)` = a b + c | by lane |
+| `splat(number)`, `broadcast(array, index)` | a vector with the number, or the element, in all lanes |
+| `add`, `subtract`, `multiply`, `divide`, `multiply_add(a, b, c)` = a b + c | lane by lane |
 | `multiply_add_number(a, b, c)` | a b + c of numbers, rounded once in every compilation of a loop |
-| `maximum(a, b)` | by lane; b if either is NaN |
-| `exponential(vector)` | `exp_f32` by lane |
-| `silu(vector)` | x / (1 + e^-x) by lane |
+| `maximum(a, b)` | lane by lane; b if either is NaN |
+| `exponential(vector)` | `exp_f32`, lane by lane |
+| `silu(vector)` | x / (1 + e^-x), lane by lane |
 | `sum_of(vector)`, `largest_of(vector)` | one number, computed in a fixed order |
 | `rounding_key(layer_seed, head, position)` | the key of stochastic_round.py; an integer |
 | `rounded(pool, vector, is_stochastic, key, element, stride)` | the vector rounded as the pool stores it |
@@ -91,7 +91,7 @@ _LINE_FLOATS = 16
 
 @cpu_function
 def aligned(count):
-    """Return uninitialized floats that start at a cache line: a wide load across two takes twice as long."""
+    """Return uninitialized floats that start at a cache line. A load across two lines takes twice as long."""
     floats = np.empty(count + _LINE_FLOATS, np.float32)
     first = (-floats.ctypes.data // 4) % _LINE_FLOATS
     return floats[first : first + count]

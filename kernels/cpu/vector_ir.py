@@ -1,7 +1,8 @@
 """The operators of :mod:`kernels.cpu.vector`, as LLVM instructions on one vector register.
 
-This module is imported when the first kernel is compiled, since it needs numba. Products and sums may be
-contracted into FMA; nothing else may change: NaN and infinity keep their meaning, and sums their order.
+This module is imported when the first kernel is compiled, since it needs numba. The compiler may contract
+products and sums into FMA, but may change nothing else: NaN and infinity keep their meaning, and sums keep
+their order.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     byte s eeee mmm:  (-1)^s 2^(e - 7) (1 + m / 8), or (-1)^s 2^-6 m / 8 where e = 0;  0x7F and 0xFF are NaN
 
 The largest number is 448, the smallest 2^-9. A number between two values is rounded to the nearer, ties to
-even. Finite numbers beyond 448 become 448. Infinity becomes NaN, as it does in a softmax, so checks for
-finite results find an overflow after this format too. (PyTorch's own conversion saturates only in some
-versions.)
+even. Finite numbers above 448 become 448 (below -448: -448). Infinity becomes NaN, as it does in a softmax.
+So a check for finite results finds an overflow even if the number was stored in this format. (PyTorch's own
+conversion saturates only in some versions.)
 
 | for | use |
 |---|---|
@@ -25,7 +25,7 @@ from kernels.gpu.triton_jit import tl, triton_jit
 
 E4M3_MAX = 448.0
 _WITH_INSTRUCTIONS = (8, 9)
-"""The lowest compute capability with instructions that convert e4m3; below it Triton refuses the type."""
+"""The lowest compute capability with instructions that convert e4m3. On older GPUs Triton refuses it."""
 
 
 def to_e4m3(x: Tensor) -> Tensor:
@@ -48,13 +48,13 @@ def readable(cache: Tensor) -> Tensor:
 
 @triton_jit
 def narrow(x, scale, DTYPE: tl.constexpr):
-    """Return ``x * scale`` as :func:`to_e4m3` if ``DTYPE`` is uint8; else ``x`` in DTYPE, unscaled."""
+    """Return ``x * scale`` as an e4m3 byte if ``DTYPE`` is uint8; else ``x`` in DTYPE, not scaled."""
     return _to_byte(x.to(tl.float32) * scale) if tl.uint8 == DTYPE else x.to(DTYPE)
 
 
 @triton_jit
 def widen(x, DTYPE: tl.constexpr):
-    """Convert a value loaded from a cache to DTYPE: exact for e4m3."""
+    """Convert a value loaded from a cache to DTYPE. The conversion of e4m3 is exact."""
     return _from_byte(x).to(DTYPE) if x.dtype == tl.uint8 else x.to(DTYPE)
 
 
@@ -63,7 +63,7 @@ def _to_byte(x):
     bits = x.to(tl.int32, bitcast=True)
     magnitude = bits & 0x7FFFFFFF
     normal = ((magnitude + 0x7FFFF + ((magnitude >> 20) & 1)) >> 20) - (120 << 3)
-    # The last bit of the sum is worth 2^-9, and the addition rounds to that.
+    # The last bit of the sum is worth 2^-9, so the addition rounds to a multiple of 2^-9.
     at_16384 = magnitude.to(tl.float32, bitcast=True) + 16384.0
     small = at_16384.to(tl.int32, bitcast=True) - 0x46800000
     byte = tl.minimum(tl.where(magnitude < (121 << 23), small, normal), 0x7E)

@@ -6,13 +6,14 @@
     key    = mix(mix(layer_seed + head) + position)      layer_seed = mix(SEED + layer), made odd
 
 Every token adds to the state. If the state is rounded to nearest, additions below half of its last digit are
-lost, permanently and always in the same direction. With stochastic rounding, its expectation is right.
+lost, permanently and always in the same direction. With stochastic rounding, the stored state has the right
+expectation.
 
 The noise is a hash of a number's place: the number of tokens that the state has seen, the layer, the head
-among all heads of the model, the element within the head. It depends on nothing else: not on slot, row,
-batch, request or rank, and not on how steps were cut. So equal sums are stored as equal bits wherever they
-are computed. All arithmetic of the noise wraps around at 32 bits. mix: Hash Prospector's "lowbias32"
-(C. Wellons, 2018; public domain).
+among all heads of the model, the element within the head. The noise depends on nothing else: not on slot,
+row, batch, request or rank, and not on how tokens were divided into steps. So equal sums are stored as equal
+bits wherever they are computed. All arithmetic of the noise wraps around at 32 bits. The function mix is Hash
+Prospector's "lowbias32" (C. Wellons, 2018; public domain).
 
 | for | use |
 |---|---|
@@ -71,7 +72,7 @@ _Integers = TypeVar("_Integers", int, Tensor)
 
 
 def mix(x: _Integers) -> _Integers:
-    """Mix 32 bits well, one to one; for an int or an int64 tensor."""
+    """Mix the 32 bits of an int, or of an int64 tensor's elements, well. The mapping is one to one."""
     x = x & _MASK
     x = ((x ^ (x >> 16)) * MIX_1) & _MASK
     x = ((x ^ (x >> 15)) * MIX_2) & _MASK
@@ -100,7 +101,10 @@ def rounding_key(layer_seed, head, position):
 
 @triton_jit
 def round_state(state, key, elements, DTYPE: tl.constexpr, STOCHASTIC: tl.constexpr):
-    """Round float32 ``state`` as a pool of ``DTYPE`` does; ``elements`` are int32, of the state's shape."""
+    """Round float32 ``state`` for a pool of ``DTYPE``.
+
+    ``elements``, int32 in the state's shape, are the indices of the elements within the head.
+    """
     if tl.bfloat16 == DTYPE:
         bits = state.to(tl.uint32, bitcast=True)
         if STOCHASTIC:

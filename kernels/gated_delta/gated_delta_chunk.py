@@ -6,14 +6,14 @@
     S_t += beta (v_t - S_t k'_t) k'_t^T                         [Dv, Dk] per value head
     o_t  = S_t q'_t
 
-Value head h uses q and k of key head ``h // (Hv // Hk)``. The state has the form of
-kernels/gated_delta/gated_delta_update.py.
+Hk and Hv are the numbers of key and value heads, Dk and Dv their channels. Value head h uses q and k of key
+head ``h // (Hv // Hk)``. kernels/gated_delta/gated_delta_update.py describes the layout of the state.
 
 | device | form |
 |---|---|
 | CUDA | chunks whose corrections are solved for at once (WY form), with GEMMs (Triton) |
-| CPU | the recurrence itself, in the first-level cache (kernels/gated_delta/gated_delta_chunk_cpu.py) |
-| float64 anywhere | reference |
+| CPU | the recurrence itself, its state in the first-level cache (gated_delta_chunk_cpu.py) |
+| any, in float64 | reference |
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from kernels.ssm.scan_row import (
 from kernels.ssm.state_arguments import flat_rows, scan_launch, scan_states
 
 CHUNK_TOKENS = 64
-"""Tokens of a chunk on a GPU without measured tiles; float32 takes fewer."""
+"""Tokens per chunk on a GPU for which no tiles were measured. Chunks of float32 have fewer tokens."""
 
 
 def gated_delta_chunk_reference(
@@ -65,13 +65,14 @@ def gated_delta_chunk_reference(
     num_before: Tensor | None = None,
     rounding: StateRounding = NEAREST,
 ) -> Tensor:
-    """:func:`gated_delta_chunk` as the plain recurrence, one token after the other."""
+    """Reference of :func:`gated_delta_chunk`: the plain recurrence, one token after the other."""
     rows = reference_rows(cu_seqlens, read_slots, write_slots, has_initial, boundaries, num_before)
     return reference_scan(rows, q, k, v, a, b, A, dt_bias, state, rounding)
 
 
-# Let G be the running sum of g in a chunk, D_ij = exp(G_i - G_j), and S the state before the chunk. The
-# updates U [C, Dv] that the chunk's tokens write solve a triangular system; everything else is products:
+# Let C be a chunk's number of tokens, G the running sum of g in a chunk, D_ij = exp(G_i - G_j), and S the
+# state before the chunk. The updates U [C, Dv] that the chunk's tokens write are the solution of a triangular
+# system; everything else is products:
 #
 #     (1 + L) U = beta (V - exp(G) K' S^T),       L_ij = beta_i (k'_i k'_j) D_ij for j < i, else 0
 #     O = exp(G) Q' S^T + (Q' K'^T D, j <= i) U,     S <- exp(G_C) S + U^T (exp(G_C - G) K')
@@ -83,15 +84,16 @@ def gated_delta_chunk_reference(
 #   | the state after the chunk                                          | BLOCK_V of its rows |
 #
 # The inverse is built by doubling its diagonal blocks (Schur complement). In a block twice as large, the
-# lower left quarter is -T22 L21 T11. For all blocks at once this is -T M T, where M is L in those quarters.
+# lower left quarter is -T22 L21 T11. For all blocks at once this is -T M T, where M is L in those quarters
+# and 0 elsewhere.
 # This is as stable as substitution. The product (1 - L)(1 + L^2)(1 + L^4)... is equally short but not stable:
 # with equal keys its terms reach 10^17 and cancel.
 #
-# Like in ssd_chunk_scan.py: the state, [Dk, BLOCK_V] in float32, stays in registers from a row's first token
+# As in ssd_chunk_scan.py, the state, [Dk, BLOCK_V] in float32, stays in registers from a row's first token
 # to its last. GEMMs take the inputs' dtype and accumulate in float32; float32 is passed as three TF32 terms.
 # Chunks are counted from the last boundary, or for a pool of 16 bits from the sequence's first token, so that
-# they end where the state is rounded. GEMMs take q and k as they are in memory, loaded while the chunk before
-# is computed; the results are then divided by the norms of q and k.
+# they end where the state is rounded. GEMMs take q and k as they are in memory, loaded while the previous
+# chunk is computed; the results are then divided by the norms of q and k.
 
 
 @triton_jit
@@ -286,7 +288,7 @@ def _scan_rows_kernel(
 
 @functools.cache
 def tile_request(dtype: torch.dtype, value_dim: int, key_dim: int) -> TileRequest:
-    """Narrow tiles: with 32 value heads of 128, one prompt has 128 programs, which go through it in step."""
+    """Request narrow tiles: with 32 value heads of 128 channels, 128 programs scan one prompt in parallel."""
     exact, block_v = dtype == torch.float32, max(16, triton.next_power_of_2(value_dim))
     return TileRequest.of(
         "gated_delta_chunk",

@@ -2,9 +2,10 @@
 
     r = decay_t S_{t-1} k_t,    S_t = decay_t S_{t-1} + beta_t (v_t - r) k_t^T,    o_t = S_t q_t
 
-First a head's state ``[Dv, Dk]`` is transposed to ``[Dk, Dv]``, two vectors' width of value channels at a
-time: 16 KB at 128 keys and 16 lanes, which stay in the first-level cache from a row's first token to its
-last. One pass over its rows finishes token t - 1 and begins token t:
+First a head's state ``[Dv, Dk]`` (value and key channels) is transposed to ``[Dk, Dv]``, in tiles of as many
+value channels as two vector registers hold. With 128 key channels and 16 floats per register, a tile has
+16 KB and stays in the first-level cache from a row's first token to its last. One pass over the tile's rows
+finishes token t - 1 and begins token t:
 
     S_n = decay_{t-1} S_n + k_{t-1,n} u,    r += k_{t,n} S_n,    o += q_{t,n} S_n          for every n
     u = beta_t (v_t - decay_t r),           o_t = decay_t o + (k_t q_t) u
@@ -40,7 +41,7 @@ from kernels.formats.stochastic_round import GRID_TOKENS
 from kernels.gated_delta.gated_delta_update_cpu import dot, gates, normalize
 from kernels.ssm.ssd_chunk_scan_cpu import load_state, round_columns, store_state
 
-_PASS_TOKENS = 128  # their keys and queries stay in the second-level cache, for all channels of v
+_PASS_TOKENS = 128  # keys and queries of so many tokens stay in the second-level cache, for all channels of v
 _ROW_PAD = 16  # floats added to a token's row: rows of 2^n bytes would all start in a few sets of the cache
 
 _ZERO, _ONE = np.float32(0), np.float32(1)
@@ -48,7 +49,7 @@ _ZERO, _ONE = np.float32(0), np.float32(1)
 
 @cpu_jit
 def scan_gates(a, b, A, dt_bias, decay, beta, begin, end):
-    """Compute ``decay`` and ``beta`` ``[Hv, n]`` of some heads of a batch, as for decode rows."""
+    """Compute ``decay`` and ``beta`` ``[Hv, n]`` of heads ``begin : end``, as for decode rows."""
     for h in range(begin, end):
         for t in range(a.shape[0]):
             decay[h, t], beta[h, t] = gates(a[t, h], b[t, h], A[h], dt_bias[h])
@@ -56,7 +57,7 @@ def scan_gates(a, b, A, dt_bias, decay, beta, begin, end):
 
 @cpu_jit
 def _pack_key_head(q, q_at, q_stride, k, k_at, k_stride, width, scale, num_tokens, packed, row_size, kq):
-    """Pack token t's key, and its query from the middle on, into row t + 1; first and last row are zero."""
+    """Pack token t's key and query into the two halves of row t + 1. The first and last row are zero."""
     half = (row_size - _ROW_PAD) // 2
     packed[0:row_size] = _ZERO
     packed[(num_tokens + 1) * row_size : (num_tokens + 2) * row_size] = _ZERO
@@ -111,7 +112,7 @@ def _scan_tile(h, num_rows, packed, row_size, decay, beta, kq, v, v_at, v_stride
 def _scan_narrow_tile(
     h, num_rows, packed, row_size, decay, beta, kq, v, v_at, v_stride, y, y_at, y_stride, count, scratch
 ):  # fmt: skip
-    """:func:`_scan_tile` for only ``count`` channels, fewer than two vectors have."""
+    """Like :func:`_scan_tile`, but for only ``count`` channels, which do not fill two vectors."""
     tile, num_tokens = 2 * lanes(), decay.shape[0]
     inputs, outputs = scratch[: num_tokens * tile], scratch[num_tokens * tile : 2 * num_tokens * tile]
     inputs[:] = _ZERO
@@ -132,7 +133,8 @@ def scan_heads(
 ):  # fmt: skip
     """Scan all rows of a prefill batch, in order, so that a row may start where another one ended.
 
-    Items are value heads. decay and beta ``[Hv, num_tokens]``, y zero; queries get the length ``scale``.
+    Items ``begin : end`` are value heads. decay and beta are ``[Hv, num_tokens]``; y must be zero at first.
+    Queries are normalized to the length ``scale``.
     """
     num_heads, tile, (by_chance, layer_seed, first_head) = decay.shape[0], 2 * lanes(), rounding
     is_narrow = state.itemsize < 4

@@ -6,18 +6,20 @@
     S_t += beta (v_t - S_t k'_t) k'_t^T                         [Dv, Dk] per value head
     o_t  = S_t q'_t
 
-Value head h uses q and k of key head ``h // (Hv // Hk)``. A state's rows are value channels, which don't
-depend on each other. Its columns are key channels, contiguous in memory. So both products are sums along a
-row, and tensor parallelism cuts heads. (transformers and fla keep the transpose.) ``T = 1 + k``: with
-speculation, the state after each position goes to its own slot, so that the next step may start after any
-accepted prefix. A state of 16 bits is rounded after every position (kernels/formats/stochastic_round.py), and
-the next position starts from the rounded state.
+Hk and Hv are the numbers of key and value heads, Dk and Dv their channels. Value head h uses q and k of key
+head ``h // (Hv // Hk)``. A state's rows are value channels, which don't depend on each other. Its columns are
+key channels, contiguous in memory. So ``S k'`` and ``S q'`` are sums along a row. Tensor parallelism divides
+the heads among ranks. (transformers and fla keep the transpose of S.)
+
+With k drafts, a decode row has ``T = 1 + k`` positions. The state after each position goes to its own slot,
+so that the next step may start after any accepted prefix. A state of 16 bits is rounded after every position
+(kernels/formats/stochastic_round.py), and the next position starts from the rounded state.
 
 | device | form |
 |---|---|
 | CUDA | Triton |
 | CPU | numba, in place (kernels/gated_delta/gated_delta_update_cpu.py) |
-| float64 anywhere | reference |
+| any, in float64 | reference |
 """
 
 from __future__ import annotations
@@ -55,7 +57,7 @@ def gated_delta_update_reference(
     seq_lens: Tensor | None = None,
     rounding: StateRounding = NEAREST,
 ) -> Tensor:
-    """:func:`gated_delta_update`, one row and position after the other."""
+    """Reference of :func:`gated_delta_update`, one row and one position after the other."""
     rows = reference_decode_rows(read_slots, write_slots, seq_lens)
     q, k, v_tokens, a, b = (t.flatten(0, 1) for t in (q, k, v, a, b))
     return reference_scan(rows, q, k, v_tokens, a, b, A, dt_bias, state, rounding).view(v.shape)
@@ -94,9 +96,10 @@ def _reference_step(
 
 
 # One program per (row, value head, BLOCK_V rows of the state): its [BLOCK_V, Dk] tile stays in registers over
-# all positions, so that the state is read once, and written once per position. This traffic bounds the step:
-# neighbours on axis 0 take neighbouring tiles of a slot, and a position's small operands are loaded before
-# the previous position is computed, the first position's before the slot is known.
+# all positions, so that the state is read once, and written once per position. This traffic limits the speed
+# of the step. Therefore neighbouring programs on axis 0 take neighbouring tiles of a slot. A position's small
+# operands are loaded before the previous position is computed, and those of the first position before the
+# slot is known.
 @triton_jit
 def _update_tiles_kernel(
     q_ptr,
@@ -190,7 +193,7 @@ def _update_tiles_kernel(
 def tile_request(
     dtype: torch.dtype, state_dtype: torch.dtype, value_dim: int, key_dim: int, positions: int
 ) -> TileRequest:
-    """2,048 elements of state per tile: 16 per thread in flight at once, and 2 programs per SM at batch 1."""
+    """Request 2,048 elements of state per tile: a thread has 16 in flight, batch 1 has 2 programs per SM."""
     block_v = min(triton.next_power_of_2(value_dim), max(1, 2048 // triton.next_power_of_2(key_dim)))
     return TileRequest.of(
         "gated_delta_update",
@@ -267,7 +270,7 @@ def gated_delta_update(
     q and k ``[R, T, Hk, Dk]``, v ``[R, T, Hv, Dv]``, a and b ``[R, T, Hv]``, A (below 0) and dt_bias
     ``[Hv]``, state ``[num_slots, Hv, Dv, Dk]``, read_slots ``[R]``, write_slots ``[R, T]``. Row r starts
     from ``read_slots[r]``, which may be one of its own write slots; the state after position i goes to
-    ``write_slots[r, i]`` unless that is 0. The pool is float32, or bfloat16 rounded by ``rounding``.
+    ``write_slots[r, i]`` unless this slot is 0. The pool is float32, or bfloat16 rounded by ``rounding``.
     seq_lens ``[R]``, tokens including the new ones, is needed if rounding is stochastic. Returns o
     ``[R, T, Hv, Dv]``, zero in padding rows (read slot 0).
     """

@@ -2,12 +2,12 @@
 
     r = decay S_{t-1} k_t,    S_t = decay S_{t-1} + beta (v_t - r) k_t^T,    o_t = S_t q_t
 
-The rows of S, one per value channel, don't depend on each other. So 32 rows at a time go through all
-positions of a decode row while they stay in the first-level cache, four at a time in vector registers. One
-pass over them gives ``S k`` and ``S q``, a second pass updates them, and no third pass is needed for
-``o = decay S q + beta (v - r) (k q)``. A position reads the state where the previous position wrote it, and
-writes its own: nothing is copied, and with a state of 16 bits each position sees the stored values. Prefill
-is in gated_delta_chunk_cpu.py.
+The rows of S, one per value channel, don't depend on each other. So 32 rows of S stay in the first-level
+cache while all positions of a decode row are computed for them; four of these rows at a time are in vector
+registers. One pass over the rows gives ``S k`` and ``S q``, a second pass updates them, and no third pass is
+needed for ``o = decay S q + beta (v - r) (k q)``. A position reads the state from the slot that the previous
+position wrote, and writes its own slot. So nothing is copied, and with a state of 16 bits each position sees
+the stored values. Prefill is in gated_delta_chunk_cpu.py.
 
 Arrays are flat, with explicit strides if they may be views of wider ones; the last axis is contiguous.
 """
@@ -41,7 +41,7 @@ NORM_EPS = 1e-6
 """Added to the sum of squares when q and k are normalized to length one."""
 
 _EPS, _ZERO, _ONE = np.float32(NORM_EPS), np.float32(0), np.float32(1)
-_ROWS = 32  # rows of a state that go through all positions together: 32 KB for old and new, at 128 columns
+_ROWS = 32  # rows of a state computed together for all positions: 32 KB for old and new state, at 128 columns
 _ROWS_AHEAD = 16  # distance of prefetches in rows: the core's own prefetcher does not look so far ahead
 
 
@@ -86,10 +86,11 @@ def _advance(
     source, first, stride, target, target_first, target_stride, decay, beta, kq, k, q, at, v, o, y, out,
     num_rows, width, by_chance, key, place,
 ):  # fmt: skip
-    """Advance a token: row p of a head's state goes from ``source[first + p * stride :][:width]`` to target.
+    """Advance a head's state by one token, from source to target, which may be the same array.
 
-    Keys and queries begin at ``at``, v and y at o and out. Source and target may be the same. Outputs use the
-    state before it is rounded for a target of 16 bits. The first element is the head's ``place``-th.
+    Row p of the old state is ``source[first + p * stride :][:width]``. Keys and queries begin at index
+    ``at``, values at ``v[o]``, outputs at ``y[out]``. Outputs are computed from the state before it is
+    rounded to a target of 16 bits. ``place`` is the index of the first element within the head's state.
     """
     whole, decays, ahead = width - width % lanes(), splat(decay), _ROWS_AHEAD * stride
     p = 0
@@ -166,9 +167,10 @@ def update_heads(
     q, q_strides, k, k_strides, v, v_strides, a, a_strides, b, b_strides, A, dt_bias, state, state_strides,
     read_slots, write_slots, seq_lens, rounding, scale, shape, y, begin, end,
 ):  # fmt: skip
-    """Update states. Item ``r * Hv + h`` is all positions of value head h of decode row r.
+    """Update states. Item ``r * Hv + h`` stands for all positions of value head h of decode row r.
 
-    ``shape`` is T, Hk, Dk, Hv, Dv; y is flat. Queries get the length ``scale``.
+    ``shape`` is T, Hk, Dk, Hv, Dv as in gated_delta_update.py; y is flat. Queries are normalized to the
+    length ``scale``.
     """
     num_positions, num_key_heads, width, num_heads, head_dim = shape
     slot_stride, head_stride, row_stride = state_strides

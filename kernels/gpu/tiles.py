@@ -2,11 +2,12 @@
 
     TILES = choose(tile_request(sizes of the call), device)
 
-A kernel's request names the sizes that its tiles depend on, never the number of rows: a tile can determine
-the order of a sum, and a row's result must not depend on its neighbours. The tiles come from
+A kernel's request names the sizes that its tiles depend on, but not the exact number of rows: a tile can
+determine the order of a sum, and a row's result should not depend on its neighbours. The tiles come from
 ``tile_tables/<device name>.json``, which ``python -m benchmarks.gpu.tune_tiles`` writes on a GPU; nothing is
-tuned while a server starts. Without a file for the device, or an entry for the shape, the kernel's default is
-used, which is made for sm_90 and checked by compiling it. The format is in tile_tables/README.md.
+tuned while a server starts. Without a file for the device, or without an entry for the shape, the kernel's
+default is used. Defaults are made for sm_90 and checked by compiling them. The file format is described in
+tile_tables/README.md.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class TileTable:
 
 
 def choose(request: TileRequest, device: torch.device) -> Tiles:
-    """Return the tiles for a launch on ``device``: the default if that is no GPU (the interpreter)."""
+    """Return the tiles for a launch on ``device``. Without a GPU (Triton's interpreter), use the default."""
     if device.type != "cuda":
         return request.default
     return table_of(_device_name(device)).tiles(request)
@@ -103,7 +104,7 @@ def table_of(device: str) -> TileTable:
 
 
 def file_name(device: str) -> str:
-    """``NVIDIA H200`` to ``NVIDIA_H200.json``"""
+    """Return the table's file name: ``NVIDIA_H200.json`` for ``NVIDIA H200``."""
     return "".join(c if c.isalnum() or c in "-." else "_" for c in device) + ".json"
 
 

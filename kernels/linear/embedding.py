@@ -1,7 +1,7 @@
-"""Rows of a table by index: ``out[i] = scale * table[ids[i]]``.
+"""Look up rows of a table by index: ``out[i] = scale * table[ids[i]]``.
 
-On CPU, numba handles float32, so that a recorded step (:mod:`kernels.cpu.graph`) includes it; torch handles
-all other cases.
+On CPU, numba handles float32, so that a recorded step (:mod:`kernels.cpu.graph`) includes the look-up; torch
+handles all other cases.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from kernels.cpu.jit import as_array, cpu_jit
 
-_GRAIN_ELEMENTS = 2**18  # a thread's least share: about 100 µs
+_GRAIN_ELEMENTS = 2**18  # a thread's minimum share: about 100 µs
 
 
 @cpu_jit

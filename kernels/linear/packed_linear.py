@@ -2,9 +2,9 @@
 
     y[r, o] = act(bias[o] + sum over k of x[r, k] W[o, k])          act = identity or max(y, 0)^2
 
-The weight is stored once, in panels of ``PANEL`` outputs: ``[panels, in, PANEL]``, zeros after the last
+The weight is stored once, in panels of ``PANEL`` outputs: ``[panels, in, PANEL]``, with zeros after the last
 output. It is multiplied tile by tile (:mod:`kernels.linear.panel_tile`). A sum runs over k in order and does
-not depend on its tile: a row's result has the same bits in every batch.
+not depend on its tile, so a row's result has the same bits in every batch.
 
 A block of rows is small enough to stay in the L2 cache while it is multiplied with all panels; threads share
 panels and blocks of rows. Times in µs for 1 / 4 / 32 / 256 rows, one thread of a shared AVX-512 machine:
@@ -30,8 +30,8 @@ from kernels.gpu.strides import adjacent
 from kernels.linear.panel_tile import TILE_ROWS, panel_width, panel_width_here, tile_of_float32
 
 _ROW_BLOCK_ELEMENTS = 2**17
-"""Inputs of a block of rows, which is multiplied with all panels: half a megabyte."""
-_GRAIN_PRODUCTS = 2**22  # a thread's least share: about 100 µs
+"""Elements of x in one block of rows, which is multiplied with all panels: half a megabyte."""
+_GRAIN_PRODUCTS = 2**22  # a thread's minimum share: about 100 µs
 _ROWS_A_READ = 7
 
 
@@ -83,7 +83,7 @@ def run_panels(
 
 @cpu_jit
 def multiply_panel(x, x_stride, panel, num_inputs, bias, y, y_stride, live, squares, num_rows):
-    """Multiply all rows with a panel of float32, in even tiles: small tiles would wait for their loads."""
+    """Multiply all rows with a panel of float32, in tiles of similar size: small tiles wait for loads."""
     row = 0
     while row < num_rows:
         left = num_rows - row

@@ -3,8 +3,8 @@
     sums[r, o] = bias[o] + sum over k of x[r, k] w[k, o]        y = act(sums), act = identity or max(., 0)^2
 
 All sums are in vector registers. For each k the panel's row is read, one input per row is broadcast, and each
-sum takes one fused multiply-add. These come in the order of k, so a row's result has the same bits in every
-tile. A panel is ``[in, PANEL]`` of one of these types:
+sum takes one fused multiply-add. The additions come in the order of k, so a row's result has the same bits in
+every tile. A panel is ``[in, PANEL]`` of one of these types:
 
 | stored | weight |
 |---|---|
@@ -12,10 +12,10 @@ tile. A panel is ``[in, PANEL]`` of one of these types:
 | fp8 (float8_e4m3fn) | float32(w) * scale |
 | int8 | float32(w) * scale |
 
-``scales`` are ``[groups, PANEL]``, one for ``group`` inputs; scales of fp8 are multiplied by 256. The seven
-low bits of an fp8 number, shifted left by seven, are a float16 of a 256th of its value, also for subnormals;
-the machine has instructions that widen float16. The product with the scale is rounded once, as if the weight
-had been dequantised before: the sums have the same bits.
+``scales`` are ``[groups, PANEL]``: one row per group of ``group`` inputs. Scales of fp8 are multiplied by
+256, because the seven low bits of an fp8 number, shifted left by seven, are a float16 of a 256th of its
+value, also for subnormals; the machine has instructions that widen float16. The product with the scale is
+rounded once, so the sums have the same bits as with a weight that was dequantised before.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def panel_width() -> int:
 
 @CpuIntrinsic
 def panel_width_here() -> Any:
-    """:func:`panel_width` for kernels."""
+    """Return :func:`panel_width` in compiled kernels."""
     from numba.core import types
     from numba.extending import intrinsic
 

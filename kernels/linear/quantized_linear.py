@@ -7,9 +7,9 @@ max(y, 0)^2. Inputs are not quantised: both kinds of w are exact in bfloat16; pr
 
 | device | x | computed by |
 |---|---|---|
-| GPU | both | the Triton kernel below |
+| GPU | bfloat16, float32 | the Triton kernel below |
 | CPU | float32 | :mod:`kernels.linear.quantized_linear_cpu` |
-| CPU | bfloat16 | the same, in float32, rounded once at the end |
+| CPU | bfloat16 | the same module, in float32, rounded once at the end |
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from kernels.linear.quantized_linear_cpu import PackedQuantizedLinear
 from kernels.linear.quantized_weight import QuantizedWeight
 
 FEW_ROWS = 64
-"""Up to this number, rows are decode rows and weights are read once; for more rows, tiles are larger."""
+"""Up to this number of rows, tiles are those for decode rows: weights are read once. Above it, tiles are
+larger."""
 
 
 def quantized_linear_reference(
@@ -124,7 +125,7 @@ def _quantized_linear_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    # Programs that share outputs are neighbours: all except the first find the weight in the L2 cache.
+    # Programs with the same outputs are neighbours: all of them except the first find the weight in L2.
     rows = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     outputs = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     row_mask = rows < num_rows
@@ -156,7 +157,7 @@ def _quantized_linear_kernel(
 
 
 def tile_request(dtype: torch.dtype, num_outputs: int, num_inputs: int, *, few_rows: bool) -> TileRequest:
-    """A row's sums may differ by rounding between few and many rows, but not within one of these cases."""
+    """Request tiles. A row's sums may differ by rounding between few and many rows, but not within a case."""
     if few_rows:
         default = {"BLOCK_M": 16, "BLOCK_N": 64, "BLOCK_K": 128, "num_warps": 4, "num_stages": 4}
     else:

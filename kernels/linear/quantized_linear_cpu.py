@@ -4,8 +4,8 @@ The weight is stored once, in panels like those of :mod:`kernels.linear.packed_l
 scales are ``[panels, groups, PANEL]``: for each panel, one row of scales per group of inputs. A decode step
 reads one byte per weight. For up to ``ROWS_IN_REGISTERS`` rows the panel is widened in registers. For more
 rows a thread widens the panel once to float32. Both ways multiply with ``float32(w) * scale`` and add in the
-order of the inputs, so the result has the same bits as the dequantised weight in
-:class:`kernels.linear.packed_linear.PackedLinear`. Times are in docs/quantization.md.
+order of the inputs. So the result has the same bits as if :class:`kernels.linear.packed_linear.PackedLinear`
+had the dequantised weight. Times are in docs/quantization.md.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class PackedQuantizedLinear:
     """``[panels * PANEL]`` float32"""
     num_outputs: int
     group: int
-    """Inputs that share an output's scale."""
+    """Number of consecutive inputs that share one scale per output."""
     is_fp8: bool
 
     @classmethod

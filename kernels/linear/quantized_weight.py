@@ -2,9 +2,9 @@
 
     W[o, k] = float32(values[o, k]) * scales[o // block_rows, k // block_columns]
 
-One scale per tensor, per output, per group of inputs or per block are all the same here: blocks of different
-sizes. A weight cut out of another one, or joined from several, gets the largest blocks that fit. So every
-element keeps its scale, and nothing is quantised again.
+One scale per tensor, per output, per group of inputs or per block: here all of these are blocks of different
+sizes. If a weight is cut out of another weight, or joined from several, it gets the largest blocks that fit.
+So every element keeps its scale, and nothing is quantised again.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from kernels.gpu.triton_jit import tl, triton, triton_jit
 
 
 def moe_combine_reference(results: Tensor, places: Tensor, weights: Tensor) -> Tensor:
-    """:func:`moe_combine` with torch's operators."""
+    """Reference of :func:`moe_combine`, with torch's operators."""
     acc = torch.promote_types(results.dtype, torch.float32)
     return (results[places].to(acc) * weights[..., None]).sum(dim=1).to(results.dtype)
 

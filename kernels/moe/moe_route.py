@@ -36,7 +36,7 @@ class Routing:
 
 
 def moe_route_reference(logits: Tensor, correction: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
-    """:func:`moe_route`, all tokens at once."""
+    """Reference of :func:`moe_route`: all tokens at once."""
     if routing.scoring == "softmax":
         scores, choice = logits.softmax(dim=-1), logits
     else:
@@ -94,7 +94,8 @@ def _route_kernel(
     else:
         scores = 1.0 / (1.0 + tl.exp(-logits))
         choice = scores + tl.load(correction_ptr + experts, mask=live, other=0.0)
-    # NaN, from a damaged state, counts as the least: the row continues, and its own weights are NaN anyway.
+    # NaN, from a damaged state, counts as the smallest value, so that the row still gets experts. Its own
+    # weights are NaN anyway.
     choice = tl.where(live & (choice == choice), choice, float("-inf"))
     if GROUPS_PER_TOKEN < GROUPS:
         best = tl.max(choice, axis=1)

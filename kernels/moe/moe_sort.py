@@ -16,7 +16,7 @@ from kernels.gpu.triton_jit import tl, triton, triton_jit
 
 
 def moe_sort_reference(expert_ids: Tensor, num_experts: int) -> tuple[Tensor, Tensor, Tensor]:
-    """:func:`moe_sort` with torch's operators."""
+    """Reference of :func:`moe_sort`, with torch's operators."""
     k, flat_ids = expert_ids.shape[1], expert_ids.flatten()
     order = flat_ids.argsort(stable=True)
     places = torch.empty_like(order)
@@ -26,9 +26,9 @@ def moe_sort_reference(expert_ids: Tensor, num_experts: int) -> tuple[Tensor, Te
     return order // k, places.view_as(expert_ids), ends
 
 
-# One program per expert, which needs nothing from the others. It counts the pairs of the experts below its
-# own: its places start there. Then it gives each of its own pairs a place, in order. Every program reads all
-# ids, from cache: a few KB in a decode step, 400 KB at 8,192 tokens of 6 experts.
+# One program per expert, which needs nothing from other programs. It counts the pairs of experts with lower
+# ids; this count is its first place. Then it gives each of its own pairs a place, in order. Every program
+# reads all ids, from cache: a few KB in a decode step, 400 KB at 8,192 tokens with 6 experts each.
 @triton_jit
 def _sort_kernel(ids_ptr, tokens_ptr, places_ptr, ends_ptr, num_pairs, k, BLOCK: tl.constexpr):
     expert = tl.program_id(0)
@@ -69,7 +69,7 @@ def _launch(expert_ids: Tensor, num_experts: int) -> tuple[Tensor, Tensor, Tenso
 def moe_sort(expert_ids: Tensor, num_experts: int) -> tuple[Tensor, Tensor, Tensor]:
     """Sort expert_ids ``[n, k]`` int64 to tokens ``[n * k]`` and places ``[n, k]``, int64, and ends, int32.
 
-    ends is ``[num_experts]``. Waits for nothing.
+    ends is ``[num_experts]``. Does not wait for the device.
     """
     if expert_ids.is_cuda:
         return _launch(expert_ids, num_experts)

@@ -1,4 +1,4 @@
-"""Grouped products with experts' weights of one byte, for GPUs: each run of rows has its own weight.
+"""Grouped products with experts' weights of one byte, for GPUs. Consecutive rows of one expert are a run.
 
     y[r, o] = sum over k of x[r, k] W_e[o, k]        for rows ends[e - 1] <= r < ends[e]
 
@@ -126,7 +126,7 @@ def _quantized_experts_kernel(
 
 
 def tile_request(dtype: torch.dtype, num_outputs: int, num_inputs: int, *, few_rows: bool) -> TileRequest:
-    """``few_rows`` means at most 16 rows per expert."""
+    """Request tiles; ``few_rows`` means at most 16 rows per expert, on average."""
     if few_rows:
         default = {"BLOCK_M": 16, "BLOCK_N": 64, "BLOCK_K": 128, "num_warps": 4, "num_stages": 4}
     else:

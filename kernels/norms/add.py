@@ -1,7 +1,7 @@
 """The sum of two tensors: ``out = x + y``.
 
-On CPU, numba handles float32, so that a recorded step (:mod:`kernels.cpu.graph`) includes it; torch handles
-all other cases.
+On CPU, numba handles float32, so that a recorded step (:mod:`kernels.cpu.graph`) includes the addition;
+torch handles all other cases.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from kernels.cpu.jit import as_array, cpu_jit
 from kernels.cpu.vector import add as add_lanes
 from kernels.cpu.vector import lanes, load, store
 
-_GRAIN_ELEMENTS = 2**19  # a thread's least share: about 100 µs
+_GRAIN_ELEMENTS = 2**19  # a thread's minimum share: about 100 µs
 
 
 @cpu_jit

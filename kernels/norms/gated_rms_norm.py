@@ -1,11 +1,12 @@
 """The norm at the end of a recurrent mixer, with its gate: RMS norm over groups of channels.
 
-    gated_group_rms_norm       u = y * silu(z),   out = u / sqrt(mean over its group of u^2 + eps) * weight
-    group_rms_norm_then_gate   out = y / sqrt(mean over its group of y^2 + eps) * weight * silu(z)
+    gated_group_rms_norm       u = y * silu(z),   out = u / sqrt(group_mean(u^2) + eps) * weight
+    group_rms_norm_then_gate   out = y / sqrt(group_mean(y^2) + eps) * weight * silu(z)
 
+where group_mean is the mean over a channel's group.
 Mamba-2 has the first form (arXiv:2405.21060, section 7). Gated DeltaNet has the second, with one head per
 group (arXiv:2412.06464), and so do Mamba-2 layers of some checkpoints (``mamba_norm_before_gate``). The gate
-without a norm is kernels/norms/silu_gate.py.
+without a norm is in kernels/norms/silu_gate.py.
 
 Computation is in float32 (float64 for float64 inputs), rounded once to y's dtype. On CPU, numba handles
 float32 and the reference handles other dtypes.
@@ -25,7 +26,7 @@ from kernels.norms.silu_gate import gate_row
 def gated_group_rms_norm_reference(
     y: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, *, group_size: int, eps: float
 ) -> torch.Tensor:
-    """:func:`gated_group_rms_norm`, term by term."""
+    """Reference of :func:`gated_group_rms_norm`, computed term by term."""
     acc = torch.promote_types(y.dtype, torch.float32)
     gated = y.to(acc) * F.silu(z.to(acc))
     return (_normalized(gated, group_size, eps) * weight.to(acc)).to(y.dtype)
@@ -34,7 +35,7 @@ def gated_group_rms_norm_reference(
 def group_rms_norm_then_gate_reference(
     y: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, *, group_size: int, eps: float
 ) -> torch.Tensor:
-    """:func:`group_rms_norm_then_gate`, term by term."""
+    """Reference of :func:`group_rms_norm_then_gate`, computed term by term."""
     acc = torch.promote_types(y.dtype, torch.float32)
     return (_normalized(y.to(acc), group_size, eps) * weight.to(acc) * F.silu(z.to(acc))).to(y.dtype)
 
@@ -44,9 +45,9 @@ def _normalized(u: torch.Tensor, group_size: int, eps: float) -> torch.Tensor:
     return (groups * torch.rsqrt(groups.square().mean(dim=-1, keepdim=True) + eps)).flatten(-2)
 
 
-# One program per (token, GROUPS groups): even a batch of one fills some SMs, and groups as small as a head
-# don't leave warps idle. Groups stay in registers between the sum of squares and the scaling: y and z are
-# read once, out is written once. z is read in place from the input projection's output.
+# One program handles GROUPS groups of one token. So even a batch of one token fills several SMs, and groups
+# as small as a head don't leave warps idle. Groups stay in registers between the sum of squares and the
+# scaling: y and z are read once, out is written once. z is read in place from the input projection's output.
 @triton_jit
 def _gated_norm_kernel(
     y_ptr,
@@ -111,7 +112,7 @@ def _launch(
     return out
 
 
-_TILE_ELEMENTS = 512  # small groups together: a 16-byte load for each thread of two warps in bfloat16
+_TILE_ELEMENTS = 512  # of small groups in one program: a 16-byte load per thread of two warps in bfloat16
 
 
 @cpu_jit
@@ -133,15 +134,16 @@ def _group_rms_norm_then_gate_cpu(y, y_stride, z, z_stride, weight, group_size, 
         gate_row(out, i * width, z, i * z_stride, width, out, i * width)
 
 
-_GRAIN_ELEMENTS = 2**18  # a thread's least share: about 100 µs
+_GRAIN_ELEMENTS = 2**18  # a thread's minimum share: about 100 µs
 
 
 def gated_group_rms_norm(
     y: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, *, group_size: int, eps: float
 ) -> torch.Tensor:
-    """Gate y by silu(z), both ``[tokens, d]``, normalize each ``group_size`` channels, scale by weight.
+    """Gate y by silu(z), normalize each group of ``group_size`` channels, and scale by weight.
 
-    weight ``[d]``. y and z may be column slices of wider tensors. Returns ``[tokens, d]`` in y's dtype.
+    y and z are ``[tokens, d]`` and may be column slices of wider tensors; weight is ``[d]``. Returns
+    ``[tokens, d]`` in y's dtype.
     """
     if y.is_cuda:
         return _launch(y, z, weight, group_size, eps, gate_first=True)
@@ -153,9 +155,9 @@ def gated_group_rms_norm(
 def group_rms_norm_then_gate(
     y: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, *, group_size: int, eps: float
 ) -> torch.Tensor:
-    """Normalize each ``group_size`` channels of y, scale by weight, gate by silu(z).
+    """Normalize each group of ``group_size`` channels of y, scale by weight, and gate by silu(z).
 
-    y and z ``[tokens, d]``, which may be column slices of wider tensors; weight ``[d]``. Returns
+    y and z are ``[tokens, d]`` and may be column slices of wider tensors; weight is ``[d]``. Returns
     ``[tokens, d]`` in y's dtype.
     """
     if y.is_cuda:

@@ -1,7 +1,7 @@
 """The activation of the feed-forward layers: ``max(x, 0)^2`` (Primer, arXiv:2109.08668).
 
-It works in place. On CPU it uses torch's operators. On a GPU it takes one pass, where torch's two operators
-would read and write everything twice.
+:func:`relu_squared` works in place. On CPU it uses torch's operators. On a GPU it takes one pass; torch's two
+operators would read and write every element twice.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ _BLOCK = 2048
 
 
 def relu_squared_reference(x: torch.Tensor) -> torch.Tensor:
-    """:func:`relu_squared`, not in place."""
+    """Reference of :func:`relu_squared`; it does not work in place."""
     return x.clamp(min=0).square()
 
 
-# One program per 2,048 neighbours: two 16-byte loads for each of 128 threads in bfloat16. Rounded once.
+# One program per 2,048 neighbouring elements: in bfloat16, each of 128 threads has two 16-byte loads. Results
+# are rounded once.
 @triton_jit
 def _relu_squared_kernel(x_ptr, num_elements, BLOCK: tl.constexpr):
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)

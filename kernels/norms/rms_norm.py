@@ -23,7 +23,7 @@ from kernels.gpu.triton_jit import tl, triton, triton_jit
 
 
 def rms_norm_reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """:func:`rms_norm`, term by term."""
+    """Reference of :func:`rms_norm`, computed term by term."""
     acc = torch.promote_types(x.dtype, torch.float32)
     x_acc = x.to(acc)
     variance = x_acc.square().mean(dim=-1, keepdim=True)
@@ -33,14 +33,14 @@ def rms_norm_reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tor
 def add_rms_norm_reference(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, *, scale: float = 1.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`add_rms_norm`: the sum is rounded to the wider of the two dtypes, then normalized."""
+    """Reference of :func:`add_rms_norm`: round the sum to the wider of the two dtypes, then normalize it."""
     total = residual + (x if scale == 1.0 else x * scale)
     return rms_norm_reference(total, weight, eps).to(x.dtype), total
 
 
 # One program per row, with the whole row in registers: one read and one write, no second pass. A decode step
-# has few rows, so latency matters: the number of warps grows with the row, and a thread holds 8 to 32
-# elements. The residual is read, and the sum written, in the same pass.
+# has few rows, so latency matters: the number of warps grows with the length of a row, and a thread holds 8
+# to 32 elements. The residual is read, and the sum written, in the same pass.
 @triton_jit
 def _rms_norm_kernel(
     x_ptr,
@@ -106,13 +106,13 @@ def _launch(
 
 
 def _as_rows(x: torch.Tensor) -> torch.Tensor:
-    """Return ``[..., H]`` as ``[rows, H]``, rows contiguous and at any stride; copies only if necessary."""
+    """Return ``[..., H]`` as ``[rows, H]``, each row contiguous, at any stride. Copy only if necessary."""
     return adjacent(x.reshape(-1, x.shape[-1]))
 
 
 @cpu_jit
 def norm_row(x, a, weight, b, size, eps, y, c):
-    """``y[c:] = rms_norm(x[a:]) * weight[b:]`` for ``size`` elements; x and y may be the same."""
+    """Compute ``y[c:] = rms_norm(x[a:]) * weight[b:]`` for ``size`` elements; y may be x itself."""
     w = lanes()
     whole = size - size % w
     sums = splat(_ZERO)
@@ -130,7 +130,7 @@ def norm_row(x, a, weight, b, size, eps, y, c):
         y[c + j] = x[a + j] * inverse * weight[b + j]
 
 
-# Flat arrays, so that one compiled version serves every number of axes.
+# Arrays are flat, so that one compiled version serves tensors with any number of axes.
 @cpu_jit
 def _rms_norm_cpu(x, weight, eps, y, begin, end):
     size = weight.shape[0]
@@ -153,11 +153,11 @@ def _add_rms_norm_cpu(x, residual, weight, eps, scale, y, total, begin, end):
 
 
 _ZERO = np.float32(0)
-_GRAIN_ELEMENTS = 2**19  # a thread's least share: about 100 µs
+_GRAIN_ELEMENTS = 2**19  # a thread's minimum share: about 100 µs
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Normalize x ``[..., H]`` and scale by weight ``[H]``."""
+    """Normalize x ``[..., H]`` over its last axis and scale it by weight ``[H]``."""
     if x.is_cuda:
         return _launch(x, None, weight, eps)[0]
     if not x.dtype == weight.dtype == torch.float32:

@@ -1,4 +1,4 @@
-"""Outputs gated by a sigmoid: attention's output by element (arXiv:2505.06708), a shared expert's by token.
+"""Gate outputs by a sigmoid: attention's per element (arXiv:2505.06708), a shared expert's per token.
 
     sigmoid_gate      x[i, h, d] = x[i, h, d] sigmoid(gate[i, h, d])      in place
     add_sigmoid_gated total[i] = total[i] + x[i] sigmoid(gate[i])         in place of total
@@ -20,13 +20,13 @@ from kernels.gpu.triton_jit import tl, triton, triton_jit
 
 
 def sigmoid_gate_reference(x: Tensor, gate: Tensor) -> Tensor:
-    """:func:`sigmoid_gate`, not in place."""
+    """Reference of :func:`sigmoid_gate`; it does not work in place."""
     acc = torch.promote_types(x.dtype, torch.float32)
     return (x.to(acc) * gate.to(acc).sigmoid()).to(x.dtype)
 
 
 def add_sigmoid_gated_reference(total: Tensor, x: Tensor, gate: Tensor) -> Tensor:
-    """:func:`add_sigmoid_gated`, not in place."""
+    """Reference of :func:`add_sigmoid_gated`; it does not work in place."""
     acc = torch.promote_types(x.dtype, torch.float32)
     return (total.to(acc) + x.to(acc) * gate.to(acc).sigmoid()).to(total.dtype)
 
@@ -52,7 +52,7 @@ def _sigmoid_gate_kernel(
     tl.store(x_ptr + token * size + i, y.to(x_ptr.dtype.element_ty), mask=live)
 
 
-# The same, with one gate per token, and an addition.
+# Like _sigmoid_gate_kernel, but with one gate per token; the gated x is added to total.
 @triton_jit
 def _add_sigmoid_gated_kernel(total_ptr, x_ptr, gate_ptr, size, BLOCK: tl.constexpr):
     token = tl.program_id(0).to(tl.int64)
@@ -88,7 +88,7 @@ def _launch_add(total: Tensor, x: Tensor, gate: Tensor) -> Tensor:
 
 
 _ZERO, _ONE = np.float32(0), np.float32(1)
-_GRAIN_ELEMENTS = 2**18  # a thread's least share: about 100 µs
+_GRAIN_ELEMENTS = 2**18  # a thread's minimum share: about 100 µs
 
 
 @cpu_jit
@@ -123,7 +123,7 @@ def _add_sigmoid_gated_cpu(total, x, gate, size, begin, end):
 
 
 def sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:
-    """Gates contiguous x ``[n, heads, head_dim]`` by gate of the same shape, in place; returns x.
+    """Gate contiguous x ``[n, heads, head_dim]`` in place by gate, which has the same shape. Returns x.
 
     The gate's tokens and heads may have any stride; a head's elements must be contiguous.
     """
@@ -145,7 +145,10 @@ def sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:
 
 
 def add_sigmoid_gated(total: Tensor, x: Tensor, gate: Tensor) -> Tensor:
-    """Adds x, gated by gate ``[n, 1]``, to total, both ``[n, size]``; all contiguous. Returns total."""
+    """Add x ``[n, size]``, gated by gate ``[n, 1]``, to total ``[n, size]``, and return total.
+
+    All tensors are contiguous.
+    """
     assert total.is_contiguous(), "total must be contiguous"
     assert x.is_contiguous(), "x must be contiguous"
     assert gate.is_contiguous(), "gate must be contiguous"

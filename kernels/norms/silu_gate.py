@@ -20,13 +20,13 @@ _BLOCK = 1024
 
 
 def silu_gate_reference(y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
-    """:func:`silu_gate` with torch's operators."""
+    """Reference of :func:`silu_gate`, with torch's operators."""
     acc = torch.promote_types(y.dtype, torch.float32)
     return (y.to(acc) * F.silu(z.to(acc))).to(y.dtype)
 
 
 # One program per (token, 1,024 neighbouring channels): one 16-byte load for each of 128 threads in bfloat16.
-# y and z are read in place from the output of a projection that has them side by side.
+# y and z are read in place from the output of a projection, which has y and z side by side.
 @triton_jit
 def _silu_gate_kernel(
     y_ptr, z_ptr, out_ptr, y_stride, z_stride, width, ACC: tl.constexpr, BLOCK: tl.constexpr
@@ -53,7 +53,7 @@ def _launch(y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
 
 @cpu_jit
 def gate_row(y, a, z, b, size, out, c):
-    """``out[c:] = y[a:] * silu(z[b:])`` for ``size`` elements; y and out may be the same."""
+    """Compute ``out[c:] = y[a:] * silu(z[b:])`` for ``size`` elements; y and out may be the same array."""
     whole = size - size % lanes()
     for j in range(0, whole, lanes()):
         store(out, c + j, multiply(load(y, a + j), silu(load(z, b + j))))
@@ -68,7 +68,7 @@ def _silu_gate_cpu(y, y_stride, z, z_stride, width, out, begin, end):
 
 
 _ONE = np.float32(1)
-_GRAIN_ELEMENTS = 2**18  # a thread's least share: about 100 µs
+_GRAIN_ELEMENTS = 2**18  # a thread's minimum share: about 100 µs
 
 
 def silu_gate(y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:

@@ -6,10 +6,10 @@
                              or weight(v) = least and v <= last
 
 Times are exponential with rate weight(v). So v wins with probability weight(v) / (sum of the weights of all
-tokens that take part), and a token without weight never wins. The weights need no sum, no order and no
-running sum. A filter is described by two numbers: the least weight, and the last of the tokens that have
-exactly this weight. The noise depends on nothing that a generator would have to remember, so a request draws
-the same tokens in any batch, after a preemption, and on another server.
+tokens that take part), and a token of weight 0 never wins. The race needs neither the weights' sum nor their
+order. A filter is described by two numbers: ``least``, the smallest weight that takes part, and ``last``, the
+last token that takes part with exactly this weight. The noise depends on nothing that a generator would have
+to remember, so a request draws the same tokens in any batch, after a preemption, and on another server.
 
 Two distributions that are raced with the same noise mostly have the same winner. Therefore drafts are drawn
 with the target's noise: they agree with probability sum_i 1 / sum_j max(p_j / p_i, q_j / q_i). With one
@@ -19,8 +19,10 @@ u has 52 bits: odd multiples of 2^-53, which float64 can all represent, so neith
 Small times win, which come from small u, where -log(1 - u) keeps its digits. The probability that a time is
 below a bound is right to 2^-53.
 
-SplitMix64: Steele, Lea, Flood, Fast Splittable Pseudorandom Number Generators, OOPSLA 2014. The same race as
-argmax(log p + Gumbel noise): Maddison, Tarlow, Minka, A* Sampling, 2014.
+R is the number of rows, T of positions per row, V of tokens in the vocabulary.
+
+SplitMix64: Steele, Lea, Flood, Fast Splittable Pseudorandom Number Generators, OOPSLA 2014. This race is
+equivalent to argmax(log p + Gumbel noise): Maddison, Tarlow, Minka, A* Sampling, 2014.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ def exponential_race(weights: Tensor, least: Tensor, last: Tensor, seeds: Tensor
 
     ``weights`` ``[R, T, V]`` float32, contiguous, not negative; ``least`` ``[R, T]`` float32; ``last``
     ``[R, T]`` int64; ``seeds`` ``[R]`` int64; ``index`` ``[R, T]`` int64 is the drawn token's index in its
-    sequence. Waits for nothing.
+    sequence. Does not wait for the device.
     """
     assert weights.is_contiguous()
     if weights.is_cuda:
@@ -70,7 +72,7 @@ def exponential_race(weights: Tensor, least: Tensor, last: Tensor, seeds: Tensor
 def exponential_race_reference(
     weights: Tensor, least: Tensor, last: Tensor, seeds: Tensor, index: Tensor
 ) -> Tensor:
-    """:func:`exponential_race`, all tokens at once."""
+    """Reference of :func:`exponential_race`: all tokens at once."""
     token_ids = torch.arange(weights.shape[2], device=weights.device)
     times = -torch.log(1 - noise(seeds[:, None, None], index[:, :, None], token_ids)) / weights
     runs = (weights > least[..., None]) | ((weights == least[..., None]) & (token_ids <= last[..., None]))
@@ -101,8 +103,8 @@ def _shift_right(z: Tensor, bits: int) -> Tensor:
 
 
 # A program goes through its share of a position's tokens in blocks. One logarithm per token would take longer
-# than everything else. u <= -log(1 - u) shows that almost none is needed: of V tokens about log(V) beat the
-# best token before them, so only a few blocks compute logarithms. The caller compares the shares' winners.
+# than everything else. Since u <= -log(1 - u), almost no logarithm is needed: of V tokens about log(V) beat
+# all earlier tokens, so only a few blocks compute logarithms. The caller compares the shares' winners.
 @triton_jit
 def _race_kernel(
     weights_ptr,
@@ -205,7 +207,7 @@ def _runs(weight, token, least, last):
 
 @cpu_jit
 def _may_win(weights, state, best, least, last):
-    """Whether any of these tokens could beat ``best``. Without an early exit, the loop is vectorized."""
+    """Return whether any of the tokens can beat ``best``. Without an early exit, the loop is vectorized."""
     count = np.int64(0)
     for i in range(weights.shape[0]):
         weight = weights[i]

@@ -25,10 +25,10 @@ def num_words(vocab_size: int) -> int:
 
 
 def mask_tokens(logits: Tensor, rows: Tensor, masks: Tensor) -> Tensor:
-    """Return the masked logits, a new tensor. Waits for nothing.
+    """Return the masked logits, a new tensor. Does not wait for the device.
 
-    ``logits`` ``[R, T, V]`` float32, contiguous; ``rows`` ``[R]`` int64; ``masks`` ``[N, P, W]`` int32,
-    contiguous, with ``P >= T`` and ``W`` words.
+    ``logits`` ``[R, T, V]`` float32, contiguous: R rows, T positions, V tokens. ``rows`` ``[R]`` int64.
+    ``masks`` ``[N, P, W]`` int32, contiguous: N masks of ``P >= T`` positions and W words.
     """
     if logits.is_cuda:
         return _launch(logits, rows, masks)
@@ -36,7 +36,7 @@ def mask_tokens(logits: Tensor, rows: Tensor, masks: Tensor) -> Tensor:
 
 
 def mask_tokens_reference(logits: Tensor, rows: Tensor, masks: Tensor) -> Tensor:
-    """:func:`mask_tokens`, all bits at once."""
+    """Reference of :func:`mask_tokens`: all bits at once."""
     num_rows, num_positions, vocab_size = logits.shape
     words = masks[rows, :num_positions, :, None]
     bits = (words >> torch.arange(WORD_BITS, dtype=torch.int32, device=logits.device)) & 1

@@ -1,7 +1,9 @@
 """Keep the drafts that equal the target's own choice, and advance each row's tables to the next step.
 
+The step has R rows with T positions each. The tables have N rows for requests and one row for padding.
 Row r of the step is row ``q = rows[r]`` of the tables, with ``L = num_computed[q]`` and nd = num_drafts[q].
-``sampled[r, i]`` is the target's choice after position i, ``tokens[q, i + 1]`` the draft for that place:
+``sampled[r, i]`` is the target model's choice of the token after position i, and ``tokens[q, i + 1]`` is the
+draft of the same token:
 
     a           = 1 + (number of leading i in 1 … nd with tokens[q, i] == sampled[r, i - 1])
     gained      = sampled[r, 0 … a-1], cut after the first one in stop_ids[q]
@@ -10,7 +12,7 @@ Row r of the step is row ``q = rows[r]`` of the tables, with ``L = num_computed[
     done        = stopped, or known >= limit[q], or not finite
 
 A forced row (``forced[r] >= 0``: its prompt continues, nothing was sampled) gains only ``forced[r]``. It
-counts as finite, and this token can't stop it. Then
+counts as finite, and this token can't stop the row. Then
 
     num_computed[q] = L + a
     state_slot[q]   = write_slots[r, a - 1]
@@ -22,8 +24,8 @@ counts as finite, and this token can't stop it. Then
 In a row that isn't active, ``accepted`` and ``results`` are zero, and its tables don't change.
 
 The token at an index is the target's own sample for that index, whether it was drafted or not. So the answer
-can't depend on the drafter. A deterministic draft d is accepted with the target's probability of d, as in
-rejection sampling (Leviathan et al. 2023, section 2.3).
+can't depend on the drafter. The probability that a deterministic draft d is accepted is the target's
+probability of d, as in rejection sampling (Leviathan et al. 2023, section 2.3).
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ class AcceptDrafts(BoundTensors):
     """:func:`accept_drafts` bound to persistent tensors; a call only passes this step's samples.
 
     The tables have ``N + 1`` rows, the other tensors at least as many rows as a call has. All tensors are
-    contiguous. A call waits for nothing.
+    contiguous. A call does not wait for the device.
     """
 
     rows: Tensor
@@ -63,18 +65,21 @@ class AcceptDrafts(BoundTensors):
     active: Tensor
     """table ``[N + 1]`` bool"""
     limit: Tensor
-    """table ``[N + 1]`` int32: the most tokens that may be known; not written"""
+    """table ``[N + 1]`` int32: maximum number of tokens that may be known; not written"""
     max_drafts: Tensor
     """table ``[N + 1]`` int32; not written"""
     stop_ids: Tensor
-    """table ``[N + 1, S]`` int64, padded with -1; not written"""
+    """table ``[N + 1, S]`` int64: up to S stop ids of a row, padded with -1; not written"""
     accepted: Tensor
     """written: ``[R]`` int32"""
     results: Tensor
     """written: ``[R, T + 3]`` int64"""
 
     def __call__(self, num_rows: int, *, sampled: Tensor, is_finite: Tensor) -> None:
-        """sampled ``[num_rows, T]`` int64 and is_finite ``[num_rows, T]`` bool are only read."""
+        """Accept or reject. ``sampled`` is ``[num_rows, T]`` int64, ``is_finite`` ``[num_rows, T]`` bool.
+
+        Both are only read.
+        """
         if self.rows.is_cuda:
             _launch(self, num_rows, sampled, is_finite)
         else:
@@ -84,10 +89,10 @@ class AcceptDrafts(BoundTensors):
 
 
 def accept_drafts(rows: Tensor, *, sampled: Tensor, is_finite: Tensor, **tensors: Tensor) -> None:
-    """Accept or reject, in place; the other tensors are those of :class:`AcceptDrafts`, by name.
+    """Accept or reject in place. ``tensors`` are the other fields of :class:`AcceptDrafts`, by name.
 
-    A caller that does this every step binds the tensors once instead: on a CPU, inspecting 15 tensors takes
-    longer than the rows.
+    A caller that does this every step creates :class:`AcceptDrafts` once instead: on a CPU, inspecting 15
+    tensors takes longer than computing the rows.
     """
     AcceptDrafts(rows=rows, **tensors)(len(rows), sampled=sampled, is_finite=is_finite)
 
@@ -110,7 +115,7 @@ def accept_drafts_reference(
     accepted: Tensor,
     results: Tensor,
 ) -> None:
-    """:func:`accept_drafts`, one row after the other; waits for the device."""
+    """Reference of :func:`accept_drafts`. Computes one row after the other, and waits for the device."""
     num_drafted = tokens.shape[1] - 1
     for r, q in enumerate(rows.tolist()):
         accepted[r] = 0
@@ -141,9 +146,9 @@ def accept_drafts_reference(
         results[r, : 3 + a] = torch.tensor([a, finite, tried, *gained])
 
 
-# One program per row, with one warp: lane i holds position i and the draft for the next position, so that
-# matches, stops and finiteness are reductions over some lanes. All reads come before the barrier, all writes
-# after it, since lanes write table entries that other lanes read.
+# One program per row, with one warp: thread i holds position i and the draft for the next position, so that
+# matches, stops and finiteness are reductions over threads. All reads come before the barrier and all writes
+# after it, since threads write table entries that other threads read.
 @triton_jit
 def _accept_drafts_kernel(
     sampled_ptr,

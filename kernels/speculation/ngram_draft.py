@@ -1,7 +1,9 @@
 """Find where a row's newest tokens occurred before, in its prompt and answer; draft what followed there.
 
-Row r of the step is row ``q = rows[r]`` of the tables; ``a = accepted[r]`` tokens were just gained, and
-``n = num_computed[q] + 1`` tokens of the row are known. First the gained tokens are added to the history:
+The step has R rows with T positions each. The tables have N rows for requests and one row for padding; the
+history has M columns. Row r of the step is row ``q = rows[r]`` of the tables; ``a = accepted[r]`` tokens were
+just gained, and ``n = num_computed[q] + 1`` tokens of the row are known. First the gained tokens are added to
+the history:
 
     history[q, n - a … n - 1] = results[r, 3 … 3 + a - 1]
 
@@ -9,17 +11,17 @@ Then each place e < n is rated by how many tokens just before it equal the newes
 
     length(e) = the largest j <= max_n with history[q, e - j … e - 1] == history[q, n - j … n - 1]
 
-The e with the greatest length is chosen, if that length is at least min_n. If several have it, the latest is
-chosen. It gives as many drafts as the budget ``num_drafts[q]`` allows. The copy may reach into the newest
-tokens, and from there into its own drafts, as in LZ77: text that repeats with a short period is drafted again
-and again.
+The place e with the greatest length is chosen, if that length is at least min_n. If several places have the
+greatest length, the latest of them is chosen. The tokens from e on are copied as drafts, as many as the
+budget ``num_drafts[q]`` allows. The copy may reach into the newest tokens, and from there into the drafts
+themselves, as in LZ77: text that repeats with a short period is drafted again and again.
 
     m                   = num_drafts[q], 0 without such an e
     tokens[q, 1 + i]    = history[q, e + i % (n - e)]    i = 0 … m - 1
     num_drafts[q]       = m
 
-Rows with ``a = 0`` don't change. Rows that aren't active, or have no budget, only add to their history.
-Tokens that would go beyond the end of the history are dropped; no sequence may be that long.
+Rows with ``a = 0`` don't change. In rows that aren't active, or have no budget, only the history changes.
+Tokens for which the history has no column are dropped; no sequence may be that long.
 
 Prompt lookup decoding: Saxena 2023, github.com/apoorvumang/prompt-lookup-decoding. LZ77: Ziv, Lempel, A
 Universal Algorithm for Sequential Data Compression, 1977.
@@ -40,12 +42,12 @@ from kernels.speculation.bound_tensors import BoundTensors
 
 @dataclass(frozen=True, kw_only=True)
 class NgramDraft(BoundTensors):
-    """The op, bound to persistent tensors, so that a call only passes the number of rows.
+    """The search for drafts, bound to persistent tensors, so that a call only passes the number of rows.
 
     Inspecting the tensors in every step would take longer than the look-up in a short history.
 
     The tables have ``N + 1`` rows, the other tensors at least as many rows as a call has. All tensors are
-    contiguous. A call waits for nothing.
+    contiguous. A call does not wait for the device.
     """
 
     rows: Tensor
@@ -53,21 +55,21 @@ class NgramDraft(BoundTensors):
     accepted: Tensor
     """``[R]`` int32: tokens gained by the step"""
     results: Tensor
-    """``[R, T + 3]`` int64: these tokens, from column 3"""
+    """``[R, T + 3]`` int64: the gained tokens, from column 3 on"""
     history: Tensor
     """table ``[N + 1, M]`` int32: all known tokens except those just gained, which a call adds"""
     tokens: Tensor
     """table ``[N + 1, T]`` int64: drafts are written after the first token"""
     num_drafts: Tensor
-    """table ``[N + 1]`` int32: first the budget, then the number of drafts"""
+    """table ``[N + 1]`` int32: the budget before a call, the number of drafts after it"""
     num_computed: Tensor
     """table ``[N + 1]`` int32; includes the tokens just gained, except the last one"""
     active: Tensor
     """table ``[N + 1]`` bool"""
     min_n: int
-    """the fewest newest tokens that an earlier occurrence has to match"""
+    """minimum number of newest tokens that an earlier occurrence must match"""
     max_n: int
-    """the most newest tokens that are compared"""
+    """maximum number of newest tokens that are compared"""
 
     def __post_init__(self) -> None:
         assert 1 <= self.min_n <= self.max_n
@@ -112,7 +114,7 @@ def ngram_draft_reference(
 
 
 def _look_up(known: list[int], min_n: int, max_n: int, budget: int) -> list[int]:
-    """Return the tokens that followed the latest earlier occurrence of the longest suffix that has one."""
+    """Return the tokens after the latest earlier occurrence of the longest suffix that occurred before."""
     for length in range(max_n, min_n - 1, -1):
         suffix = known[-length:]
         for end in range(len(known) - 1, length - 1, -1):
@@ -125,10 +127,10 @@ def _look_up(known: list[int], min_n: int, max_n: int, budget: int) -> list[int]
 
 
 # One program per row. It goes through the history from its end, in blocks of BLOCK possible ends. Each end is
-# compared with the MAX_N newest tokens by MAX_N shifted loads (all but the first from L1). The program stops
-# at the first block with a full match. Lengths and ends are compared as one key, length first. Barriers are
-# needed where threads of the program read what other threads wrote (the gained tokens), or write what
-# others read (the budget).
+# compared with the MAX_N newest tokens by MAX_N shifted loads; all loads after the first hit the L1 cache.
+# The program stops at the first block with a full match. Length and end are compared as one key, with the
+# length in the higher bits. Barriers are needed where threads of the program read what other threads wrote
+# (the gained tokens), or write what other threads read (the budget).
 @triton_jit
 def _ngram_draft_kernel(
     rows_ptr,
@@ -210,7 +212,7 @@ def _match_length(history, n, end, max_n):
 
 @cpu_jit
 def _occurs(token, stretch):
-    """Whether the stretch has the token. Without an early exit, the loop is vectorized."""
+    """Return whether the stretch has the token. The loop has no early exit, so that it is vectorized."""
     count = np.int32(0)
     for i in range(stretch.shape[0]):
         count += np.int32(stretch[i] == token)

@@ -1,5 +1,6 @@
 """Inputs and indices of a step's decode rows, from the tables as the previous step left them.
 
+The step has R rows with T positions each. The tables have N rows for requests and one row for padding.
 Row r of the step is row ``q = rows[r]`` of the tables, with ``L = num_computed[q]`` tokens computed. For its
 positions ``p = L + i``, i = 0 … T-1:
 
@@ -10,8 +11,8 @@ positions ``p = L + i``, i = 0 … T-1:
     seq_lens[r]        = L + T
     read_slots[r]      = state_slot[q]
 
-A row that isn't active, such as padding, is zero in all outputs. A position beyond the block table or at a
-null block has no place for its KV: it is mapped to 0, and nothing is written there.
+A row that isn't active, such as padding, is zero in all outputs. A position after the block table's last
+column, or at a null block, has no place for its KV: it is mapped to 0, and no KV is written.
 
 No output may share memory with an input. In vllm 39809, the slots to read and the slots to write were one
 tensor, so a step read data that it had just written.
@@ -31,12 +32,12 @@ from kernels.speculation.bound_tensors import BoundTensors
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareRows(BoundTensors):
-    """The op, bound to persistent tensors, so that a call only passes the number of rows.
+    """The operator, bound to persistent tensors, so that a call only passes the number of rows.
 
-    Inspecting 15 tensors in every step would take longer than the rows.
+    Inspecting 15 tensors in every step would take longer than computing the rows.
 
     The tables have ``N + 1`` rows, the other tensors at least as many rows as a call has. All tensors are
-    contiguous. A call writes the first ``num_rows`` rows of the outputs and waits for nothing.
+    contiguous. A call writes the first ``num_rows`` rows of the outputs and does not wait for the device.
     """
 
     rows: Tensor
@@ -46,13 +47,13 @@ class PrepareRows(BoundTensors):
     num_computed: Tensor
     """table ``[N + 1]`` int32: tokens whose KV and state exist"""
     state_slot: Tensor
-    """table ``[N + 1]`` int32: slot with the state after these tokens"""
+    """table ``[N + 1]`` int32: slot with the state after the computed tokens"""
     active: Tensor
     """table ``[N + 1]`` bool"""
     block_table: Tensor
     """``[R, columns]`` int32"""
     slots: Tensor
-    """``[R, T]`` int32: row r's own slots"""
+    """``[R, T]`` int32: the speculative slots of each row"""
     boundary_len: Tensor
     """``[R]`` int32: number of tokens after which the state goes to ``boundary_slot``; 0 means never"""
     boundary_slot: Tensor
@@ -97,7 +98,7 @@ def prepare_rows_reference(
     write_slots: Tensor,
     block_size: int,
 ) -> None:
-    """:class:`PrepareRows`, all rows at once."""
+    """Reference of :class:`PrepareRows`. Computes all rows at once."""
     num_positions, num_columns = slots.shape[1], block_table.shape[1]
     live = active[rows]
     computed = num_computed[rows].to(torch.int64)
@@ -114,8 +115,8 @@ def prepare_rows_reference(
     write_slots.copy_(torch.where(at_boundary, boundary_slot[:, None], slots) * live[:, None])
 
 
-# One program per row, one lane per position: a few dozen integers, so only latency matters. No lane reads
-# data that another lane writes, so no order is needed. Inactive rows store zeros with the same masks.
+# One program per row, one thread per position: a few dozen integers, so only latency matters. No thread reads
+# data that another thread writes, so no order is needed. Inactive rows store zeros with the same masks.
 @triton_jit
 def _prepare_rows_kernel(
     rows_ptr,

@@ -1,7 +1,7 @@
 """States that a scan over ragged rows stores inside rows, for prefix caching's mode ``all``.
 
-A boundary cuts its row in two. The pieces between boundaries, the *segments*, are ragged rows as well: each
-one, except a row's first, starts from the state that the segment before it left in the boundary's slot.
+A boundary cuts its row in two. The pieces between boundaries, the *segments*, are ragged rows as well. Each
+segment, except a row's first, starts from the state that the previous segment left in the boundary's slot.
 
     row            0                    1          2
     tokens         a b c d e f g h i    j k        l m n o
@@ -23,15 +23,16 @@ from kernels.cpu.jit import as_array
 
 
 class Segments(NamedTuple):
-    """``G = S + nb`` segments of ``S`` rows, in order; without boundaries the rows. Integers are int32.
+    """The ``G = S + nb`` segments of ``S`` rows with ``nb`` boundaries, in order. Integers are int32.
 
-    This is a named tuple since every prefill of every layer makes one, and a frozen dataclass takes 2 µs.
+    Without boundaries, the segments are the rows. This is a named tuple since every prefill of every layer
+    makes one, and making a frozen dataclass takes 2 µs.
     """
 
     cu_seqlens: Tensor
     """``[G + 1]`` running total of tokens, from 0; only an empty row's segment is empty."""
     read_slots: Tensor
-    """``[G]`` the row's read slot in its first segment, else the slot that the segment before wrote."""
+    """``[G]`` the row's read slot in its first segment, else the slot that the previous segment wrote."""
     write_slots: Tensor
     """``[G]`` the row's write slot in its last segment, else the boundary's slot; 0 marks a padding row."""
     has_initial: Tensor
@@ -39,7 +40,7 @@ class Segments(NamedTuple):
     num_before: Tensor | None
     """``[G]`` tokens of the sequence before the segment; None if they are not needed."""
     row_starts: Tensor | None
-    """``[S + 1]`` first segment of each row, and ``G``; None: every row is one segment."""
+    """``[S + 1]`` first segment of each row, then ``G``; None: every row is one segment."""
     max_seq_len: int
 
     @property
@@ -63,7 +64,7 @@ class Boundaries:
     rows: Tensor
     """``[nb]`` the boundary's row, ascending; never a padding row"""
     offsets: Tensor
-    """``[nb]`` tokens of the row before the boundary, ascending in a row: at least 1, less than the row's"""
+    """``[nb]`` tokens of the row before the boundary, ascending in a row: at least 1, fewer than all"""
     slots: Tensor
     """``[nb]`` slot that receives the state; neither null nor any other slot of the batch"""
     segments: Segments

@@ -2,14 +2,15 @@
 
     y_t = silu(bias + sum_k weight[:, k] * x_{t - (K - 1) + k})
 
-The state of a row is its last ``K - 1`` inputs, ``conv_state[slot, :, -1]`` being the newest. Inputs
+K is the number of taps, C the number of channels, R and S are numbers of rows, T of positions per decode row.
+The state of a row is its last ``K - 1`` inputs; ``conv_state[slot, :, -1]`` is the newest of them. Inputs
 before the first token of a prompt are zero.
 
 | device | form |
 |---|---|
 | CUDA | Triton |
 | CPU | numba (kernels/ssm/causal_conv1d_prefill_cpu.py, kernels/ssm/causal_conv1d_cpu.py) |
-| float64 anywhere | reference |
+| any, in float64 | reference |
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def causal_conv1d_reference(
     has_initial: Tensor,
     boundaries: Boundaries | None = None,
 ) -> Tensor:
-    """:func:`causal_conv1d`, one row after the other."""
+    """Reference of :func:`causal_conv1d`: one row after the other."""
     acc = torch.promote_types(x.dtype, torch.float32)
     num_taps = weight.shape[1]
     y = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
@@ -65,7 +66,7 @@ def causal_conv1d_update_reference(
     read_slots: Tensor,
     write_slots: Tensor,
 ) -> Tensor:
-    """:func:`causal_conv1d_update`, one row and position after the other."""
+    """Reference of :func:`causal_conv1d_update`: one row and one position after the other."""
     acc = torch.promote_types(x.dtype, torch.float32)
     num_taps = weight.shape[1]
     y = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
@@ -99,9 +100,9 @@ def _last_inputs(
 
 
 # Prefill: one program per (row, BLOCK_T tokens, BLOCK_C channels) tile; neighbouring programs have
-# neighbouring channels of a token. It reads the tile once for each tap, K - 1 times from cache, instead of
-# staging it: shifted views need no exchange between threads. The first tile of a row also stores the row's
-# state, since only this tile has read the old state.
+# neighbouring channels of a token. A program reads its tile once for each tap, K - 1 times from cache. It
+# does not stage the tile, since shifted views need no exchange between threads. The first tile of a row also
+# stores the row's state, since only this tile has read the old state.
 @triton_jit
 def _convolve_tokens_kernel(
     x_ptr,
@@ -267,7 +268,7 @@ def _convolve_positions_kernel(
 
 @functools.cache
 def prefill_tile_request(dtype: torch.dtype, taps: int) -> TileRequest:
-    """At least one line of 128 bytes per token and program."""
+    """Request tiles that give each program at least one line of 128 bytes per token."""
     return TileRequest.of(
         "causal_conv1d", {"BLOCK_T": 32, "BLOCK_C": 64, "num_warps": 4}, dtype=dtype, taps=taps
     )
@@ -275,7 +276,7 @@ def prefill_tile_request(dtype: torch.dtype, taps: int) -> TileRequest:
 
 @functools.cache
 def decode_tile_request(dtype: torch.dtype, taps: int, positions: int) -> TileRequest:
-    """One channel per thread: at batch 1 only latency matters."""
+    """Request one channel per thread: at batch 1 only latency matters."""
     tiles = {"BLOCK_C": 128, "num_warps": 4}
     return TileRequest.of("causal_conv1d_update", tiles, dtype=dtype, taps=taps, positions=positions)
 
@@ -402,7 +403,7 @@ def causal_conv1d_update(
 
     x ``[R, T, C]`` (may be a column slice of a wider projection), read_slots ``[R]``, write_slots
     ``[R, T]``. Row r starts from ``read_slots[r]``, which may be one of its own write slots; the state
-    after position i goes to ``write_slots[r, i]`` unless that is 0. Returns y ``[R, T, C]``, zero in
+    after position i goes to ``write_slots[r, i]`` unless this slot is 0. Returns y ``[R, T, C]``, zero in
     padding rows (read slot 0).
     """
     if x.dtype == torch.float64:

@@ -108,7 +108,7 @@ def causal_conv1d_update_cpu(
     read_slots: torch.Tensor,
     write_slots: torch.Tensor,
 ) -> torch.Tensor:
-    """:func:`kernels.ssm.causal_conv1d.causal_conv1d_update`."""
+    """Compute :func:`kernels.ssm.causal_conv1d.causal_conv1d_update` on CPU."""
     if conv_state.dtype != torch.float32:
         write_slots = torch.where(read_slots[:, None] != 0, write_slots, 0)
         staged = StagedSlots.gather(conv_state, read_slots, write_slots)

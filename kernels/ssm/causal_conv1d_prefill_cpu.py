@@ -44,7 +44,7 @@ def _transpose(source, offset, channel_stride, num_channels, num_rows, out):
 
 @cpu_jit
 def _convolve_token(x, first, token_stride, past, taps, bias, t, num_taps, num_channels, y, target):
-    """Convolve token t of a row. Input j is ``x[first + j * token_stride :]``; earlier ones are ``past``."""
+    """Convolve token t. Input j is ``x[first + j * token_stride :]``; inputs before the row are ``past``."""
     w, num_past = lanes(), num_taps - 1
     whole = num_channels - num_channels % w
     inputs, from_past = first + (t - num_past) * token_stride, max(0, num_past - t)
@@ -86,7 +86,7 @@ def _convolve_blocks(
     x, token_stride, weight, num_taps, bias, state, slot_stride, channel_stride,
     bounds, read_slots, write_slots, has_initial, y, begin, end,
 ):  # fmt: skip
-    """Items are blocks of channels of the whole batch. Rows are in order: one may read an earlier slot."""
+    """Convolve. Items are blocks of channels. Rows go in order, as a row may read an earlier row's slot."""
     all_channels, num_past = bias.shape[0], num_taps - 1
     channel = begin * _BLOCK_CHANNELS
     num_channels = min(end * _BLOCK_CHANNELS, all_channels) - channel
@@ -124,7 +124,7 @@ def causal_conv1d_cpu(
     write_slots: torch.Tensor,
     has_initial: torch.Tensor,
 ) -> torch.Tensor:
-    """:func:`kernels.ssm.causal_conv1d.causal_conv1d`; boundaries are passed as ends of rows."""
+    """Compute :func:`kernels.ssm.causal_conv1d.causal_conv1d`; boundaries are passed as ends of rows."""
     if conv_state.dtype != torch.float32:
         write_slots = torch.where(cu_seqlens.diff() > 0, write_slots, 0)
         read_slots = torch.where(has_initial & (write_slots != 0), read_slots, 0)

@@ -1,4 +1,4 @@
-"""Rows of a batch for references: one after the other, with their numbers on the host."""
+"""Rows of a batch, as the reference functions process them: one after the other, with sizes on the host."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ReferenceRow:
         return pool[self.read_slot].to(dtype)
 
     def leave(self, pool: Tensor, offset: int, state: Tensor, rounding: StateRounding) -> Tensor:
-        """Rounds and stores the state after ``offset`` tokens, if due. Returns the state to continue from."""
+        """Rounds and stores the state after ``offset`` tokens if required; returns the state to use next."""
         position = self.num_before + offset
         if pool.dtype == torch.bfloat16 and (position % self.grid == 0 or offset in self.stores):
             seen = torch.tensor(position, device=state.device)
@@ -87,7 +87,7 @@ def reference_decode_rows(
 ) -> Iterator[ReferenceRow]:
     """Yields decode rows without padding, with their positions as consecutive tokens; waits for the device.
 
-    Without seq_lens, the number of tokens that a state has seen must not be used.
+    Without seq_lens, ``num_before`` is 0 in all rows, which is wrong, so nothing may depend on it.
     """
     size = write_slots.shape[1]
     lengths = [size] * len(read_slots) if seq_lens is None else seq_lens.tolist()

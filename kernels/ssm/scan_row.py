@@ -1,4 +1,4 @@
-"""The parts of a Triton program around a row's recurrence, for any recurrence. Segments: boundaries.py."""
+"""The parts of a Triton program that are the same for every recurrence. boundaries.py explains segments."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def initial_state(pool, slot_stride, live, read_slots_ptr, has_initial_ptr, segm
 def round_behind_chunk(
     state, pool, elements, layer_seed, head, position, is_last, STOCHASTIC: tl.constexpr, GRID: tl.constexpr
 ):
-    """Return the state from which a scan continues after ``position`` tokens, rounded if due."""
+    """Return the state after ``position`` tokens: rounded at a multiple of GRID and if ``is_last``."""
     if (position % GRID == 0) | is_last:
         key = rounding_key(layer_seed, head, position)
         state = round_state(state, key, elements, pool.dtype.element_ty, STOCHASTIC)

@@ -4,8 +4,9 @@
     h_t = exp(A dt') h_{t-1} + dt' x_t B_t^T                    [P, N] per head
     y_t = h_t C_t + D x_t
 
-Head h uses B and C of group ``h // (H // G)``. ``T = 1 + k``: with speculation, the state after each
-position goes to its own slot, so that the next step may start after any accepted prefix. A state of 16 bits
+There are R rows; H heads of P channels; G groups; N state columns per channel. Head h uses B and C of group
+``h // (H // G)``. With k drafts, a row has ``T = 1 + k`` positions. The state after each position
+goes to its own slot, so that the next step may start after any accepted prefix. A state of 16 bits
 is rounded after every position (kernels/formats/stochastic_round.py), and the next position starts from the
 rounded state. So the stored state does not depend on how positions were divided among steps.
 
@@ -13,7 +14,7 @@ rounded state. So the stored state does not depend on how positions were divided
 |---|---|
 | CUDA | Triton |
 | CPU | numba, in place (kernels/ssm/selective_state_update_cpu.py) |
-| float64 anywhere | reference |
+| any, in float64 | reference |
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def selective_state_update_reference(
     seq_lens: Tensor | None = None,
     rounding: StateRounding = NEAREST,
 ) -> Tensor:
-    """:func:`selective_state_update`, one row and position after the other."""
+    """Reference of :func:`selective_state_update`: one row and one position after the other."""
     inputs = [t.flatten(0, 1) for t in (x, dt, B, C)]
     y = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
     for row in reference_decode_rows(read_slots, write_slots, seq_lens):
@@ -87,9 +88,10 @@ def reference_step(
 
 
 # One program per (row, head, BLOCK_P rows of the state): its [BLOCK_P, N] tile stays in registers over all
-# positions, so that the state is read once, and written once per position. This traffic bounds the step:
-# neighbours on axis 0 take neighbouring tiles of a slot, and a position's small operands are loaded before
-# the previous position is computed, the first position's before the slot is known.
+# positions, so that the state is read once, and written once per position. This traffic limits the speed of
+# the step. Therefore neighbouring programs on axis 0 take neighbouring tiles of a slot. A position's small
+# operands are loaded before the previous position is computed, and those of the first position before the
+# slot is known.
 @triton_jit
 def _update_tiles_kernel(
     x_ptr,
@@ -177,7 +179,7 @@ def _update_tiles_kernel(
 def tile_request(
     dtype: torch.dtype, state_dtype: torch.dtype, head_dim: int, state_dim: int, positions: int
 ) -> TileRequest:
-    """2,048 elements of state per tile: 16 per thread in flight at once, and 4 programs per SM at batch 1."""
+    """Request 2,048 elements of state per tile: a thread has 16 in flight, batch 1 has 4 programs per SM."""
     block_p = min(triton.next_power_of_2(head_dim), max(1, 2048 // triton.next_power_of_2(state_dim)))
     return TileRequest.of(
         "selective_state_update",
@@ -256,7 +258,7 @@ def selective_state_update(
     x ``[R, T, H, P]``, dt ``[R, T, H]``, A, D and dt_bias ``[H]``, B and C ``[R, T, G, N]``, ssm_state
     ``[num_slots, H, P, N]``, read_slots ``[R]``, write_slots ``[R, T]``. Row r starts from
     ``read_slots[r]``, which may be one of its own write slots; the state after position i goes to
-    ``write_slots[r, i]`` unless that is 0. The pool is float32, or bfloat16 rounded by ``rounding``.
+    ``write_slots[r, i]`` unless this slot is 0. The pool is float32, or bfloat16 rounded by ``rounding``.
     seq_lens ``[R]``, tokens including the new ones, is needed if rounding is stochastic. Returns y
     ``[R, T, H, P]``, zero in padding rows (read slot 0).
     """

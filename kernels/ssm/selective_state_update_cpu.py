@@ -3,9 +3,9 @@
     h_t = decay_t h_{t-1} + step_t x_t B_t^T,    y_t = h_t C_t + D x_t
 
 Four rows of a head's ``[P, N]`` state advance together, in vector registers, and share each load of B and C.
-A position reads the state where the previous position wrote it, and writes its own: nothing is copied, and
-with a state of 16 bits each position sees the stored values. Prefill, where states are used again and again,
-is in ssd_chunk_scan_cpu.py.
+A position reads the state from the slot that the previous position wrote, and writes its own slot. So nothing
+is copied, and with a state of 16 bits each position sees the stored values. Prefill, which uses a state for
+many tokens, is in ssd_chunk_scan_cpu.py.
 
 Arrays are flat, with explicit strides if they may be views of wider ones; the last axis is contiguous.
 """
@@ -49,10 +49,10 @@ def _advance(
     source, first, stride, target, target_first, target_stride, decay, step, D, B, b, C, c, x, o, y, out,
     num_rows, width, by_chance, key,
 ):  # fmt: skip
-    """Advance a token: row p of a head's state goes from ``source[first + p * stride :][:width]`` to target.
+    """Advance a head's state by one token, from source to target, which may be the same array.
 
-    B, C, x and y begin at b, c, o and out. Source and target may be the same. Outputs use the state before it
-    is rounded for a target of 16 bits.
+    Row p of the old state is ``source[first + p * stride :][:width]``. B, C, x and y begin at b, c, o and
+    out. Outputs are computed from the state before it is rounded to a target of 16 bits.
     """
     w = lanes()
     whole, decays, ahead = width - width % w, splat(decay), _ROWS_AHEAD * stride
@@ -83,7 +83,7 @@ def _advance(
             y0, y1 = multiply_add(h0, output_n, y0), multiply_add(h1, output_n, y1)
             y2, y3 = multiply_add(h2, output_n, y2), multiply_add(h3, output_n, y3)
         r0, r1, r2, r3 = sum_of(y0), sum_of(y1), sum_of(y2), sum_of(y3)
-        # Sums are in loops without stores: else their order depends on whether source and target are equal.
+        # Loops that sum do not store: else the order of sums would depend on whether source is target.
         for n in range(whole, width):
             input_1, output_1 = B[b + n], C[c + n]
             v0 = multiply_add_number(load_number(source, s0 + n), decay, u0 * input_1)
@@ -152,7 +152,7 @@ def update_heads(
     x, x_strides, dt, dt_strides, B, B_strides, C, C_strides, A, D, dt_bias, state, state_strides,
     read_slots, write_slots, seq_lens, rounding, dt_limit, shape, y, begin, end,
 ):  # fmt: skip
-    """Update states. Item ``r * H + h`` is all positions of head h of decode row r.
+    """Update states. Item ``r * H + h`` stands for all positions of head h of decode row r.
 
     ``shape`` is T, H, P, G, N; y is flat.
     """

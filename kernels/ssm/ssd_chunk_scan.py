@@ -4,7 +4,8 @@
     h_t = exp(A dt') h_{t-1} + dt' x_t B_t^T                    [P, N] per head
     y_t = h_t C_t + D x_t
 
-Head h uses B and C of group ``h // (H // G)``. A state of 16 bits is rounded
+There are S rows; H heads of P channels; G groups; N state columns per channel. Head h uses B and C of group
+``h // (H // G)``. A state of 16 bits is rounded
 (kernels/formats/stochastic_round.py) after every GRID_TOKENS tokens of its sequence, at boundaries and at the
 end of a row. The scan continues from the rounded state, so a row that is cut at multiples of GRID_TOKENS
 leaves the same states as the uncut row.
@@ -13,7 +14,7 @@ leaves the same states as the uncut row.
 |---|---|
 | CUDA | chunks of at most ``chunk_size`` tokens, with GEMMs (Triton) |
 | CPU | the recurrence itself, in registers, which is faster on CPU (kernels/ssm/ssd_chunk_scan_cpu.py) |
-| float64 anywhere | reference |
+| any, in float64 | reference |
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def ssd_chunk_scan_reference(
     num_before: Tensor | None = None,
     rounding: StateRounding = NEAREST,
 ) -> Tensor:
-    """:func:`ssd_chunk_scan` as the plain recurrence, one token after the other."""
+    """Reference of :func:`ssd_chunk_scan`: the plain recurrence, one token after the other."""
     y = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
     for row in reference_rows(cu_seqlens, read_slots, write_slots, has_initial, boundaries, num_before):
         inputs = (t[row.tokens] for t in (x, dt, B, C))
@@ -235,7 +236,7 @@ def _scan_rows_kernel(
 
 @functools.cache
 def tile_request(dtype: torch.dtype, head_dim: int, state_dim: int) -> TileRequest:
-    """Tiles for which state, scores and outputs stay in registers: float32 takes three terms per operand."""
+    """Request tiles for which state, scores and outputs stay in registers. float32 takes three terms each."""
     exact, block_p = dtype == torch.float32, max(16, triton.next_power_of_2(head_dim))
     return TileRequest.of(
         "ssd_chunk_scan",

@@ -2,7 +2,7 @@
 
     h_t = decay_t h_{t-1} + step_t x_t B_t^T,    y_t = h_t C_t + D x_t
 
-First a head's state ``[P, N]`` is transposed to ``[N, P]``. Four rows of it, two vectors wide, stay in
+First a head's state ``[P, N]`` is transposed to ``[N, P]``. Four of these N rows, two vectors wide, stay in
 registers during 64 tokens. Vectors run along P, so B and C are broadcast, B and C of a group are packed once
 for all its heads, and no sum runs across a vector. This takes 3 operations per vector, token and row, at the
 full speed of the FMA units. Every token and element takes the same operations in the same order, however the
@@ -34,8 +34,8 @@ from kernels.cpu.vector import (
 )
 from kernels.formats.stochastic_round import GRID_TOKENS
 
-_TILE_TOKENS = GRID_TOKENS  # their inputs and outputs stay in the first-level cache
-_PASS_TOKENS = 256  # tokens between loading and storing a state: their B and C stay in the second-level cache
+_TILE_TOKENS = GRID_TOKENS  # inputs and outputs of so many tokens stay in the first-level cache
+_PASS_TOKENS = 256  # a state is loaded and stored once for these tokens; B and C stay in the L2 cache
 _ROW_PAD = 16  # floats after a token's B and C: rows of 2^n bytes would all start in a few sets of the cache
 
 _ZERO = np.float32(0)
@@ -43,7 +43,7 @@ _ZERO = np.float32(0)
 
 @cpu_jit
 def _pack_group(B, B_offset, B_stride, C, C_offset, C_stride, width, num_tokens, packed, row_size):
-    """Pack token t's B, and its C from the middle on, into row t; zeros after the width."""
+    """Pack token t's B and C into the two halves of row t, followed by zeros up to the halves' ends."""
     half = (row_size - _ROW_PAD) // 2
     for t in range(num_tokens):
         b, c, o = B_offset + t * B_stride, C_offset + t * C_stride, t * row_size
@@ -59,7 +59,7 @@ def _pack_group(B, B_offset, B_stride, C, C_offset, C_stride, width, num_tokens,
 
 @cpu_jit
 def load_state(state, offset, row_stride, count, width, h):
-    """``h[n, p] = state[p, n]`` for ``count`` rows p."""
+    """Copy a state to the tile: ``h[n, p] = state[p, n]`` for ``count`` rows p."""
     tile = 2 * lanes()
     if count == tile and width % lanes() == 0:
         for p in range(0, tile, lanes()):
@@ -121,7 +121,7 @@ def _advance(h, row, packed, row_size, decay, u, y, first, last):
 
 @cpu_jit
 def _load_inputs(x, offset, stride, step, D, count, u, y):
-    """``u = step x`` and ``y = D x`` for ``count`` columns."""
+    """Compute ``u = step x`` and ``y = D x`` for ``count`` columns."""
     w = lanes()
     for t in range(step.shape[0]):
         o, i = offset + t * stride, t * 2 * w
@@ -190,7 +190,7 @@ def scan_heads(
 ):  # fmt: skip
     """Scan all rows of a prefill batch, in order, so that a row may start where an earlier row ended.
 
-    Items are heads. step and decay ``[H, num_tokens]``, y zero.
+    Items ``begin : end`` are heads. step and decay are ``[H, num_tokens]``; y must be zero at first.
     """
     num_heads, tile, (by_chance, layer_seed, first_head) = step.shape[0], 2 * lanes(), rounding
     most = min(_PASS_TOKENS, step.shape[1])

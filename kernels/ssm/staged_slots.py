@@ -13,7 +13,7 @@ import torch
 
 @dataclass(frozen=True)
 class StagedSlots:
-    """``pool`` has these slots, renumbered, and the null slot; read_slots and write_slots are new numbers."""
+    """``pool`` holds the copied slots and the null slot; read_slots and write_slots are indices into it."""
 
     pool: torch.Tensor
     read_slots: torch.Tensor
@@ -21,7 +21,7 @@ class StagedSlots:
 
     @classmethod
     def gather(cls, pool: torch.Tensor, read_slots: torch.Tensor, write_slots: torch.Tensor) -> StagedSlots:
-        """Copy the slots that are read, ``[R]``; the null slot keeps its number and is not read."""
+        """Copy the slots in ``read_slots`` ``[R]``. The null slot keeps its number and is not copied."""
         num_rows = len(read_slots)
         named = torch.cat([read_slots.new_zeros(1), read_slots, write_slots.reshape(-1)])
         distinct, numbers = torch.unique(named, return_inverse=True)  # ascending: null is first

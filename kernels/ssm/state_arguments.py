@@ -1,4 +1,4 @@
-"""Arguments of recurrent layers' kernels for rows and for a pool's states, for any recurrence."""
+"""The arguments for rows and states that the kernels of all recurrent layers take."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kernels.ssm.boundaries import Segments
 
 
 def flat_rows(*operands: Tensor) -> Iterator[Any]:
-    """For a CPU kernel: operands in float32, each flat and followed by its first strides, at most three."""
+    """Yield operands for a CPU kernel: each flat in float32, followed by its first strides, at most three."""
     for operand in operands:
         rows = adjacent(operand.float())
         yield from (as_flat_array(rows), rows.stride()[:3])
@@ -24,22 +24,23 @@ def flat_rows(*operands: Tensor) -> Iterator[Any]:
 def decode_states(
     pool: Tensor, read_slots: Tensor, write_slots: Tensor, seq_lens: Tensor | None, rounding: StateRounding
 ) -> tuple[Any, ...]:
-    """For a CPU kernel: the states that decode rows read and write in place."""
+    """Return arguments for a CPU kernel: the states that decode rows read and write in place."""
     lengths = read_slots if seq_lens is None else seq_lens
     slots = map(as_array, (read_slots, write_slots.contiguous(), lengths))
     return as_flat_array(pool), pool.stride()[:3], *slots, rounding.arguments
 
 
 def scan_states(pool: Tensor, segments: Segments, rounding: StateRounding) -> tuple[Any, ...]:
-    """For a CPU kernel: the states of a prefill's segments."""
+    """Return arguments for a CPU kernel: the states of a prefill's segments."""
     return as_flat_array(pool), *pool.stride()[:3], *segments.as_arrays(), rounding.arguments
 
 
 def scan_launch(
     pool: Tensor, segments: Segments, rounding: StateRounding, chunk: int
 ) -> tuple[int, int, tuple[Any, ...], tuple[int, ...], dict[str, Any]]:
-    """For Triton: the tokens of a chunk (``chunk`` if possible), the most chunks of a segment, the arguments
-    from ``pool_ptr`` to ``row_starts_ptr`` and from ``slot_stride`` to ``first_head``, and constants."""
+    """Return for Triton: tokens per chunk (``chunk`` if possible), the maximum number of chunks per segment,
+    the arguments from ``pool_ptr`` to ``row_starts_ptr`` and from ``slot_stride`` to ``first_head``, and
+    constants."""
     *rows, has_initial = segments.as_rows()
     is_narrow = pool.dtype == torch.bfloat16
     chunk = min(chunk, GRID_TOKENS) if is_narrow else chunk

@@ -1,8 +1,8 @@
 """Detects a request that a page of another site made its visitor's browser send.
 
 Once a browser has loaded a page, the page's site can resolve its own name to 127.0.0.1 (DNS rebinding): the
-browser then takes our port for the page's origin. The name in ``Host`` shows this attack. An address can't be
-rebound.
+browser then takes our port for the page's origin. The name in ``Host`` shows this attack. A ``Host`` that is
+an address is safe, since an address can't be rebound.
 
 For a page under its own name, a browser asks us first (CORS preflight) for most requests, but not for a POST
 without a Content-Type, an image or a script. ``Origin`` and ``Sec-Fetch-Site`` show these requests.
@@ -28,7 +28,7 @@ with commas, which is not a valid host, origin or site."""
 
 
 class AllowedHosts:
-    """Loopback names and the given names, where ``*.example.com`` stands for all names below it."""
+    """Loopback names and the given names; ``*.example.com`` stands for all names that end in .example.com."""
 
     def __init__(self, names: Iterable[str], *, takes_addresses: bool) -> None:
         self._names = {name.strip("[]").lower() for name in names if not name.startswith("*")}

@@ -12,7 +12,7 @@ from wire.messages.sampling_params import SamplingParams
 from wire.messages.traceparent import check_traceparent
 
 FinishReason = Literal["stop", "length", "cancelled", "error", "moved"]
-"""``moved``: this server gives the request up before its end; another one can continue it by ``ticket``."""
+"""``moved``: this server gives the request up before its end. Another server can continue with ``ticket``."""
 
 DrainState = Literal["serving", "draining", "drained"]
 """``draining``: the server gets no new requests; ``drained``: its earlier requests have ended as well."""
@@ -75,7 +75,7 @@ class Submit:
     """A request for a decode server. Without a ticket the server computes the prompt itself.
 
     A decode-only server takes a request without a ticket only if the prompt is one token long
-    (there is nothing to hand over); a server of both roles takes any.
+    (there is nothing to hand over); a server of both roles takes any request.
     """
 
     request_id: str
@@ -83,7 +83,7 @@ class Submit:
     params: SamplingParams
     ticket: AnyTicket | None
     prompt_logprobs: int | None = None
-    """Only without a ticket: with a ticket, the prefill server has already reported these."""
+    """Only set without a ticket: with a ticket, the prefill server has already reported log-probabilities."""
     cache_salt: str = ""
     keeps_state: bool = False
     """Whether to keep blocks and state for a while after the answer, and to return a ticket for them."""
@@ -126,7 +126,7 @@ class RequestStats:
 
     queue_s: float = 0.0
     transfer_s: float = 0.0
-    """From when there was room and the prompt was prefilled (the later of both) to when all had landed."""
+    """From when there was room and the prompt was prefilled (the later of both) until all data had landed."""
     transfer_bytes: int = 0
     transfer_descriptors: int = 0
     first_token_s: float = 0.0
@@ -143,7 +143,7 @@ class RequestStats:
 
 @message
 class RequestOutput:
-    """The news of one request from one step."""
+    """What one step has produced for one request."""
 
     request_id: str
     token_ids: tuple[int, ...]
@@ -191,7 +191,7 @@ class SetDraining:
 
     is_draining: bool
     lets_go: bool = False
-    """Whether a decode server gives its requests to others (``moved``); else they end where they are."""
+    """Whether a decode server moves its requests to other servers (``moved``); else it finishes them."""
 
 
 @message
@@ -206,7 +206,7 @@ class DrainNews:
 
 @message
 class StepOutputs:
-    """All news of one or several engine steps, for the router at the other end of the stream.
+    """The outputs of one or several engine steps, for the router at the other end of the stream.
 
     :class:`wire.outbox.Outbox` makes these from single outputs.
     """
@@ -220,7 +220,7 @@ class StepOutputs:
         return len(self.token_ids) + len(self.outputs)
 
     def __iter__(self) -> Iterator[RequestOutput]:
-        """All news as outputs, in an order that keeps each request's own order."""
+        """Yields all outputs, in an order that keeps each request's own order."""
         for request_id, token_ids in self.token_ids.items():
             yield RequestOutput(request_id, token_ids)
         yield from self.outputs
@@ -247,7 +247,7 @@ class ServerInfo:
     is_draining: bool = False
     """Whether the server was asked to take no new requests."""
     max_batch_tokens: int = 2048
-    """The most tokens of one step."""
+    """Maximum number of tokens in one step."""
 
 
 @message
@@ -281,7 +281,7 @@ class ServerStats:
     decode_tokens: int
     """Tokens sampled since the start."""
     quarantined_blocks: int
-    """Destinations of reads that were given up. They are not free until no byte can land there any more."""
+    """Blocks that reads that were given up may still write to. They are free once no byte can land there."""
     quarantined_slots: int
     drafted_by_position: tuple[int, ...] = ()
     """Drafts tried since the start: item i counts the i-th draft (from 0) of all rows and steps."""
@@ -305,7 +305,7 @@ class ServerStats:
     num_routers: int = 1
     """The routers whose streams a decode server has open."""
     prefix_version: int | None = None
-    """Version of the prefixes that the cache can serve. A router with this version need not ask for news."""
+    """Version of the prefixes that the cache can serve. A router that has this version need not ask again."""
 
 
 @message

@@ -7,10 +7,10 @@ from wire.codec import message
 
 @message
 class StepShape:
-    """Figures that determine the size of a step's collectives. Ranks agree on the largest of each figure."""
+    """Sizes that determine a step's collectives. Ranks agree on the largest value of each size."""
 
     num_rows: int
-    """Decode rows, padded to a captured size. In a mixed step, those of ranks without prompts."""
+    """Decode rows, padded to a captured size. In a mixed step, only rows of ranks without prompts count."""
     num_tokens: int
     """Positions of all rows; 0 if there is nothing to compute."""
     is_mixed: bool
@@ -34,7 +34,7 @@ class Hello:
     """The first message on a connection, in both directions."""
 
     secret: str
-    """The secret of the group's incarnation. A process that got it from the group's store is a member."""
+    """The secret of the group's incarnation. A process that read it from the group's store is a member."""
     rank: int
     terms: dict[str, str]
     """The values that must be equal on all ranks."""

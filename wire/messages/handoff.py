@@ -29,7 +29,7 @@ class Digests:
 class Ticket:
     """All that a decode server needs to read one prompt's blocks and its state h(N-1) under a lease.
 
-    If the model has only blocks or only state, the other is absent.
+    If the model has no attention layers, blocks are absent; if it has no recurrent layers, the state is.
     """
 
     request_id: str
@@ -82,7 +82,7 @@ class PartialTicket:
     num_tokens: int
     """Tokens that blocks and state will cover: N-1."""
     ttl_s: float
-    """Time to live, counted from when the prompt is computed."""
+    """Time to live, counted from when the whole prompt has been computed."""
 
     def __post_init__(self) -> None:
         if self.num_tokens < 1 or self.lease_id < 0 or not self.ttl_s > 0:
@@ -124,7 +124,7 @@ class Progress:
     """Blocks of a followed prompt that are full and will not change any more."""
 
     block_ids: tuple[int, ...]
-    """In the prompt's order, after all block ids sent before."""
+    """In the prompt's order; they follow the block ids of earlier messages."""
 
 
 @message

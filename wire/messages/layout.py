@@ -2,8 +2,8 @@
 
 A pool is an array of units (blocks or slots). Each unit holds segments, and each segment is a dense
 array whose axes have names, sizes and byte strides. A reader of a peer's memory uses only this
-description. No axis is ever inferred from a size, so ``num_blocks == 2`` beside the K/V axis of 2, or
-``kv_heads == block_size``, is not a special case.
+description. No axis is ever inferred from a size. So axes of equal size are no special case, such as
+``num_blocks == 2`` and the K/V axis of size 2, or ``kv_heads == block_size``.
 """
 
 from __future__ import annotations

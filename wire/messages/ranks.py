@@ -1,4 +1,4 @@
-"""Messages from a server's rank 0 to its other ranks: each call of its engine, in order. Also their reports.
+"""Messages from a server's rank 0 to its other ranks: each call of its engine, in order. Also ranks' reports.
 
 Every rank has its own engine, which decides by itself. Equal calls in equal order lead to equal decisions, so
 no plan, batch or token has to be sent.
@@ -64,7 +64,7 @@ class SumDigests:
 
 @message
 class GrammarNews:
-    """The tokens that may come next in one answer, or why the answer can't go on."""
+    """The tokens that may come next in one answer, or the reason why the answer can't continue."""
 
     request_id: str
     masks: bytes
@@ -103,7 +103,7 @@ class LeaveServer:
 
 @message
 class RankLeaves:
-    """From a rank of another host: its processes shall stop. They compute until the server has stopped."""
+    """From a rank of another host: that host's processes shall stop, but compute until the server stops."""
 
 
 @message
@@ -117,14 +117,14 @@ class RankLog:
 
 @message
 class RankServes:
-    """A rank's first report: all that others need to read its memory."""
+    """A rank's first report: all that other servers need to read its memory."""
 
     memory: RankMemory
 
 
 @message
 class ServePeers:
-    """Whether others may be reading now: their reads need the rank's polling."""
+    """Whether other servers may be reading now: their reads progress only if the rank polls."""
 
     is_on: bool
 

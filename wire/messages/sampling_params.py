@@ -26,7 +26,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "seed": (-(1 << 63), (1 << 63) - 1),
     "logprobs": (0, MAX_LOGPROBS),
 }
-"""Smallest and largest values; ``top_p`` must be above its smallest. With a ``repetition_penalty`` far
+"""Smallest and largest values; ``top_p`` must be above its smallest value. With a ``repetition_penalty`` far
 outside its range, logits overflow float32. The engine takes logits that are not finite for a sign of a
 damaged state, and would end the request."""
 CHECKPOINT_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -53,14 +53,14 @@ class SamplingParams:
     """Keeps tokens with at least ``min_p`` times the probability of the most likely token."""
     seed: int | None = None
     repetition_penalty: float = 1.0
-    """For tokens of prompt and answer (CTRL paper, section 4.1): positive logits are divided by it, others
-    multiplied."""
+    """For tokens of prompt and answer (CTRL paper, section 4.1): positive logits are divided by this value,
+    other logits are multiplied by it."""
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     """Presence and frequency count only the answer's tokens, as OpenAI does."""
     logit_bias: tuple[tuple[int, float], ...] = ()
     min_tokens: int = 0
-    """Before this many tokens no stop token is sampled, end of sequence included."""
+    """Until the answer has this many tokens, no stop token and no end of sequence is sampled."""
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
