@@ -88,7 +88,7 @@ class Node:
 
     async def start_group(self, group: Manifest) -> list[Pod]:
         """Start the first group of a LeaderWorkerSet, leader first, and return its pods once all are ready.
-        They get their leader's IP, because there are no host names here."""
+        The pods get their leader's IP, because there are no host names here."""
         leader_ip, pods = f"127.0.1.{self.num_started + 1}", []
         for name, template, variables in pods_of(group):
             maker = {**group, "spec": {"template": template}}
@@ -128,7 +128,7 @@ class Node:
         return argument
 
     async def gone(self, pod: Pod) -> None:
-        """Wait until the pod has ended by itself, in order."""
+        """Wait until the pod has ended by itself, without an error."""
         code = await asyncio.wait_for(
             pod.process.wait(), float(pod_of(pod.deployment)["terminationGracePeriodSeconds"])
         )
