@@ -136,8 +136,8 @@ class Node:
         await self._forget(pod)
 
     async def stop(self, pod: Pod) -> None:
-        """Stop a pod: announce the end, run preStop, send SIGTERM. A pod that still runs after its grace has
-        failed."""
+        """Stop a pod: announce the end, run preStop, send SIGTERM. Fails if the pod still runs after its
+        grace period."""
         grace_s = float(pod_of(pod.deployment)["terminationGracePeriodSeconds"])
         began_s = time.monotonic()
         pod.terminating_since_s = began_s

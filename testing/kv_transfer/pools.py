@@ -88,8 +88,7 @@ def transport_variables(transport: str) -> dict[str, str]:
 
     | name | a READ |
     |---|---|
-    | default | whatever UCX picks; between processes that may trace each other that is CMA, which reads the
-    target's memory without it |
+    | default | whatever UCX picks; between processes that may trace each other that is CMA, which reads the target's memory without it |
     | emulated | through shared memory or TCP: the target takes part, as between containers |
     """  # noqa: E501
     return {} if transport == "default" else {"UCX_TLS": os.environ.get("UCX_TLS", "^cma")}
