@@ -1,4 +1,4 @@
-"""One fleet for all tests of this folder, healed after each; a table of what they saw."""
+"""One fleet for all tests of this folder, which is healed after each test, and a table of the results."""
 
 from __future__ import annotations
 

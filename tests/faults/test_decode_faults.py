@@ -1,4 +1,4 @@
-"""A decode server that dies while it reads, one that is late, and a message of its that is lost."""
+"""A decode server that dies while it reads, one that is late, and one whose message is lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Links between servers that lose packets, are slow, cut or refused, while all servers are well."""
+"""Links between healthy servers that lose packets, are slow, cut or refuse connections."""
 
 from __future__ import annotations
 

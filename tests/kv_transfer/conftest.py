@@ -1,4 +1,4 @@
-"""Sinks in the test's process, sources in others."""
+"""Sinks (readers) in the test's process, sources (lenders) in other processes."""
 
 from __future__ import annotations
 

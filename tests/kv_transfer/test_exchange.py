@@ -1,4 +1,4 @@
-"""What a server leases and reads, told to its engine under the names that the engine knows."""
+"""What a server leases and reads is reported to its engine by the request ids that the engine knows."""
 
 from __future__ import annotations
 

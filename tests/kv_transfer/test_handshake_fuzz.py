@@ -1,4 +1,4 @@
-"""A hostile peer's handshake and ticket: refused by an error of ours, nothing outside pools is read."""
+"""A hostile peer's handshake or ticket is refused by an error of ours, and nothing outside pools is read."""
 
 import contextlib
 import dataclasses

@@ -1,4 +1,4 @@
-"""With speculation, over real processes: the tokens are those of the monolithic server without it.
+"""With speculation, over real processes, the tokens are those of the monolithic server without speculation.
 
 Stacks of all pairs of checkpoint, drafter, k, cache mode and steps ahead, not of all combinations.
 """

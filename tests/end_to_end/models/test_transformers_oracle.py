@@ -1,4 +1,4 @@
-"""Greedy tokens and log-probabilities through HTTP, disaggregated, are those of transformers."""
+"""Greedy tokens and log-probabilities through HTTP, disaggregated, equal those of transformers."""
 
 import asyncio
 import random

@@ -1,4 +1,5 @@
-"""A server whose tensor-parallel ranks are on several hosts: here all of them on loopback, as processes."""
+"""A server whose tensor-parallel ranks are on several hosts. Here, processes on loopback stand for the
+hosts."""
 
 import asyncio
 import os

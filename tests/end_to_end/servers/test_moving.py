@@ -1,4 +1,4 @@
-"""A decode server stops, dies or drains in the midst of answers: clients see no gap and no token twice."""
+"""A decode server stops, dies or drains during answers: clients see no gap and no token twice."""
 
 from __future__ import annotations
 

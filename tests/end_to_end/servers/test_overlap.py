@@ -1,4 +1,4 @@
-"""Long prompts are read while they are computed: the same answers, and most of the bytes come early."""
+"""Long prompts are read while they are computed: the answers are the same, and most bytes arrive early."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers follow their grammars to the end, whatever is drafted or launched ahead, whoever is beside."""
+"""Answers follow their grammars to the end, with drafts, with steps launched ahead and in mixed batches."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""A grammar that is slow, large or broken costs its own request, and no other a step."""
+"""A slow, large or broken grammar delays only its own request, and no other request's step."""
 
 import json
 import os

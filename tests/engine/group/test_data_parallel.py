@@ -1,4 +1,4 @@
-"""Ranks that share the experts answer as one rank alone does, and leave an idle one's memory alone."""
+"""Ranks that share experts answer like a single rank, and an idle rank's memory stays unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The model's logits against transformers', however a sequence is cut into steps."""
+"""The model's logits compared with transformers', for many ways to cut a sequence into steps."""
 
 from __future__ import annotations
 

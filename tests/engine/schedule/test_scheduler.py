@@ -1,4 +1,4 @@
-"""The scheduler admits first come, first served, fills the budget, and returns every block and slot."""
+"""The scheduler admits requests in order of arrival, fills the budget, and gets every block and slot back."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""With speculation the answers are the same tokens: whatever drafts, however many, in whatever company."""
+"""With speculation the tokens are the same, for every drafter, any number of drafts and any batch."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Leases of waiting requests live as long as their reader does."""
+"""Leases of waiting requests live as long as their reader lives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A transfer in parts: data comes as it is named, and one look at the epoch decides about all of it."""
+"""A transfer in parts: blocks are read when they are reported, and one read of the epoch validates all
+parts."""
 
 from __future__ import annotations
 

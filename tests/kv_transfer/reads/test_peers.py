@@ -1,4 +1,4 @@
-"""Servers that can't be reached for a handshake: an error that says so, after which a router tries others."""
+"""Servers that can't be reached for a handshake: the error says so, and a router then tries other servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A lease ended early while its memory is read: what arrives is whole, or it is known to be worthless."""
+"""A lease is ended early while its memory is read: the data is whole, or the reader knows that it is not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose turn it is, and who leaves a full queue."""
+"""Which request is next, and which request leaves a full queue."""
 
 import random
 from collections import Counter, defaultdict

@@ -1,4 +1,4 @@
-"""While nobody serves who is expected back, requests and answers under way wait for a server that returns."""
+"""While no server can serve but one is expected back, new requests and running answers wait for it."""
 
 from __future__ import annotations
 

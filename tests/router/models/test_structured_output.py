@@ -1,4 +1,4 @@
-"""The form that a request asks for reaches the decode server as a grammar of just that."""
+"""The form that a request asks for is sent to the decode server as a grammar of exactly that form."""
 
 import json
 

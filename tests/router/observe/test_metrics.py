@@ -1,4 +1,4 @@
-"""What /metrics says of refused requests, of the decode servers' drafts and of the servers' handoffs."""
+"""Metrics of refused requests, of the decode servers' drafts and of the servers' handoffs."""
 
 import asyncio
 import dataclasses

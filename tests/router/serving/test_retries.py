@@ -1,4 +1,5 @@
-"""What fails is tried again, elsewhere if there is an elsewhere; an answer goes on where it broke off."""
+"""Failed requests are tried again, on another server if there is one. An answer continues where it broke
+off."""
 
 from __future__ import annotations
 

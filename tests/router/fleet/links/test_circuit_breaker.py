@@ -1,4 +1,4 @@
-"""When a server is left alone, and when it is tried again. In simulated time."""
+"""When a failing server gets no more requests, and when it is tried again. In simulated time."""
 
 from __future__ import annotations
 

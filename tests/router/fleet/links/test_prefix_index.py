@@ -1,4 +1,4 @@
-"""A router expects of a server's cache what the server's cache then finds."""
+"""A router predicts exactly the hits that the server's prefix cache then has."""
 
 from __future__ import annotations
 
