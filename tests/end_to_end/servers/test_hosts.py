@@ -52,7 +52,7 @@ def host(name, number, folder, *flags):
 
 @contextmanager
 def started(*processes):
-    """None is left behind."""
+    """No process is left after the block."""
     lifeline = os.pipe()
     try:
         for process in processes:

@@ -39,7 +39,7 @@ def overlapped(module_stacks):
 
 
 class Figures:
-    """What a stack's servers did inside the block."""
+    """Counts of what a stack's servers did inside the block."""
 
     def __init__(self, stack):
         self._stack = stack

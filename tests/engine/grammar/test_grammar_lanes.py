@@ -69,7 +69,8 @@ def allowed(mask):
 
 
 def follow_on(grammars, follower, mask, most):
-    """Goes on with an allowed token each time, until an error comes; the number of tokens and the error."""
+    """Continues with an allowed token each time, until an error occurs; the number of tokens and the
+    error."""
     for number in range(most):
         grammars.ask(follower, [allowed(mask)[number % len(allowed(mask))]], ())
         mask = masks_of(grammars, follower)
