@@ -14,7 +14,8 @@ from pathlib import Path
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<|im_start|>", "<|im_end|>")
-"""Ids 0 to 4. Documents end with `</s>`; chat turns stand between the last two."""
+"""Ids 0 to 4. Documents end with `</s>`; a chat turn begins with `<|im_start|>` and ends with
+`<|im_end|>`."""
 PAD, BOS, EOS, IM_START, IM_END = range(5)
 
 CHAT_TEMPLATE = (

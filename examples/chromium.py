@@ -17,7 +17,7 @@ def find_chromium() -> str | None:
 
 
 def launch_options(path: str) -> dict[str, Any]:
-    """Returns options for Playwright's ``chromium.launch``. As root, as in a container, Chromium's sandbox
-    does not start."""
+    """Returns options for Playwright's ``chromium.launch``. They switch the sandbox off for root (the usual
+    user in a container), because Chromium's sandbox does not start as root."""
     arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
     return {"executable_path": path, "args": [*arguments, "--disable-dev-shm-usage"]}

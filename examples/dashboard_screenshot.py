@@ -91,13 +91,13 @@ async def draw(stack: LaunchedStack, token: str, chromium: str, output: Path, lo
         await open_timeline(wide)
         await picture(wide, output / "dashboard-timeline.png")
         phone = await signed_in(browser, stack.url, token, PHONE)
-        await phone.wait_for_timeout(8_000)  # for lines that are more than a point
+        await phone.wait_for_timeout(8_000)  # so that each chart has several points to draw a line
         await picture(phone, output / "dashboard-narrow.png")
         await browser.close()
 
 
 async def signed_in(browser: Browser, url: str, token: str, size: dict[str, int]) -> Page:
-    """Opens a page of this size and waits until it shows figures."""
+    """Opens a page of this size and waits until it shows values."""
     page = await browser.new_page(viewport=size)  # type: ignore[arg-type]
     await page.goto(f"{url}/admin/ui")
     await page.get_by_label("Admin token").fill(token)
@@ -137,7 +137,7 @@ async def load(stack: LaunchedStack) -> AsyncIterator[None]:
 
 
 async def client(http: httpx.AsyncClient, model: str, beginnings: list[str], seed: int) -> None:
-    """Sends one request after the other, with pauses like a reading person's."""
+    """Sends one request after the other, with pauses as long as a person needs to read."""
     rng = random.Random(seed)
     while True:
         body = {

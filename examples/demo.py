@@ -1,13 +1,13 @@
-"""Show what Twinfang is for, as `make demo` runs it: an argument in two requests.
+"""The program of `make demo`: shows in two requests what Twinfang is for.
 
 `twinfang up` starts a prefill server, two decode servers and a router with the bundled model. `twinfang
-serve` starts one server that does everything. Its tokens are what the others' tokens are compared with.
+serve` starts one server that does everything. The tokens of both are compared.
 
-1. A question whose answer stands 1,000 tokens back. The prefill server reads the question, another process
-   answers it from the state that was handed over.
-2. A longer answer. The decode server that writes it is killed on the way; the answer arrives complete.
+1. A question whose answer is 1,000 tokens earlier in the prompt. The prefill server reads the question, and
+   another process answers it from the state that was handed over.
+2. A longer answer. The decode server that writes it is killed before its end; the answer arrives complete.
 
-Exits with 0 if both answers are complete, correct and equal to those of the one server.
+Exits with 0 if both answers are complete, correct and equal to the answers of `twinfang serve`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ KILL_AFTER_TOKENS = 200
 
 
 class DemoError(Exception):
-    """The demo did not show what it is there to show."""
+    """The demo failed: an answer is missing, wrong or not made in the expected way."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Answer:
     ttft_s: float
     duration_s: float
     longest_pause_s: float
-    """Between two events of the stream."""
+    """Longest time between two events of the stream."""
 
     @property
     def tokens_per_s(self) -> float:
@@ -92,7 +92,7 @@ def main() -> int:
 
 
 def show_recall(up: LaunchedStack, alone: LaunchedStack) -> None:
-    """Ask for what stands at the other end of a long prompt."""
+    """Ask for a value at the begin of a long prompt."""
     recall = make_chat_recall_prompt(QUESTION_SEED, QUESTION_TOKENS)
     content = chat_content(recall)
     say("\n1. A question whose answer stands 1,000 tokens back\n")
@@ -113,7 +113,7 @@ def show_recall(up: LaunchedStack, alone: LaunchedStack) -> None:
 
 
 def show_lost_server(up: LaunchedStack, alone: LaunchedStack) -> None:
-    """Kill the decode server of an answer that is under way."""
+    """Kill the decode server while it writes an answer."""
     say(f"\n2. An answer of {LONG_TOKENS} tokens; its decode server is killed on the way\n")
     body = {
         "prompt": LONG_PROMPT,
@@ -144,9 +144,9 @@ def ask(
     at: int = 0,
     then: Callable[[int], None] = lambda num_tokens: None,
 ) -> Answer:
-    """Stream an answer; call ``then`` once, when at least ``at`` tokens have come.
+    """Stream an answer; call ``then`` once, when at least ``at`` tokens have arrived.
 
-    Raises :class:`DemoError` if the answer is an error, or not as long as it was asked for.
+    Raises :class:`DemoError` if the answer is an error or does not have the requested length.
     """
     body = {"model": stack.model, "stream": True, "return_token_ids": True, **body}
     body["stream_options"] = {"include_usage": True}
@@ -193,7 +193,7 @@ def compare(answer: Answer, expected: Answer) -> None:
 
 
 def decoding(stack: LaunchedStack) -> StackProcess:
-    """The decode server that has a request."""
+    """Return the decode server that has a request."""
     for process in stack.processes().values():
         is_decode = process.name.startswith("decode") and process.metrics_url is not None
         if is_decode and metric(str(process.metrics_url), "twinfang_requests_running") > 0:
@@ -202,7 +202,7 @@ def decoding(stack: LaunchedStack) -> StackProcess:
 
 
 def transferred_bytes(url: str) -> int:
-    """Bytes that decode servers have read, as the router counts them."""
+    """Return the number of bytes that decode servers have read, from the router's metrics."""
     num_bytes = int(metric(f"{url}/metrics", "twinfang_transfer_bytes_total"))
     if num_bytes == 0:
         raise DemoError("no byte was moved from the prefill server to a decode server")
@@ -210,7 +210,7 @@ def transferred_bytes(url: str) -> int:
 
 
 def metric(url: str, name: str) -> float:
-    """The value of a metric without labels."""
+    """Return the value of a metric without labels."""
     found = re.search(rf"^{name} (\S+)$", httpx.get(url, timeout=REQUEST_TIMEOUT_S).text, re.MULTILINE)
     if found is None:
         raise DemoError(f"{url} has no {name}")
@@ -218,7 +218,7 @@ def metric(url: str, name: str) -> float:
 
 
 def started(exits: ExitStack, *command: str) -> LaunchedStack:
-    """A stack that is stopped when ``exits`` are."""
+    """Start a stack that stops when ``exits`` is closed."""
     folder = exits.enter_context(tempfile.TemporaryDirectory(prefix="twinfang-demo-"))
     stack = launch(Path(folder), *command)
     exits.callback(end, stack)

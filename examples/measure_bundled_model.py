@@ -1,4 +1,4 @@
-"""Measures the bundled model and prints its model card's figures, on the bfloat16 weights as served.
+"""Measures the bundled model with its bfloat16 weights, as it is served, and prints the model card's values.
 
 python examples/measure_bundled_model.py --prompts 200
 """
@@ -35,7 +35,7 @@ CODE_PROMPTS = (
 
 
 def measured_draft_agreement(model: NemotronHForTraining, tokenizer: Tokenizer, prompt: str) -> float:
-    """Returns the first-draft agreement on 96 greedy tokens of the model itself."""
+    """Returns the share of right first drafts over 96 tokens that the model itself decodes greedily."""
     prompt_ids = tokenizer.encode(prompt).ids
     ids = list(prompt_ids)
     with torch.no_grad():

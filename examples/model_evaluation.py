@@ -40,7 +40,7 @@ def exact_match(model: NemotronHForTraining, tokenizer: Tokenizer, questions: li
 def recall_accuracy(
     model: NemotronHForTraining, tokenizer: Tokenizer, length_tokens: int, num_prompts: int
 ) -> float:
-    """Exact match on plain recall prompts of one length."""
+    """Returns the share of plain recall prompts of one length that are answered exactly."""
     prompts = recall_prompts(FIRST_EVALUATION_SEED, num_prompts, length_tokens)
     return exact_match(model, tokenizer, [(p.prompt, p.answer) for p in prompts])
 
@@ -48,13 +48,13 @@ def recall_accuracy(
 def chat_recall_accuracy(
     model: NemotronHForTraining, tokenizer: Tokenizer, length_tokens: int, num_prompts: int
 ) -> float:
-    """Exact match on recall prompts in the chat template, the turn's end included."""
+    """Like :func:`recall_accuracy`, for prompts in the chat template. The answer includes the turn's end."""
     prompts = chat_recall_prompts(FIRST_EVALUATION_SEED, num_prompts, length_tokens)
     return exact_match(model, tokenizer, [(p.prompt, f"{p.answer}<|im_end|>") for p in prompts])
 
 
 def addition_accuracy(model: NemotronHForTraining, tokenizer: Tokenizer, num_prompts: int) -> float:
-    """Exact match on sums of two three-digit numbers, nothing before them but one solved sum."""
+    """Returns the share of right sums of two three-digit numbers. Each prompt begins with one solved sum."""
     rng = random.Random("addition evaluation")
     questions = []
     for _ in range(num_prompts):
@@ -64,7 +64,7 @@ def addition_accuracy(model: NemotronHForTraining, tokenizer: Tokenizer, num_pro
 
 
 def copying_accuracy(model: NemotronHForTraining, tokenizer: Tokenizer, size: int, num_prompts: int) -> float:
-    """Exact match on repeating `size` random capitals."""
+    """Returns the share of prompts in which the model repeats `size` random capitals exactly."""
     rng = random.Random("copying evaluation")
     words = ["".join(rng.choices(string.ascii_uppercase, k=size)) for _ in range(num_prompts)]
     return exact_match(model, tokenizer, [(f"{word}|", f"{word};") for word in words])
@@ -72,18 +72,18 @@ def copying_accuracy(model: NemotronHForTraining, tokenizer: Tokenizer, size: in
 
 @torch.no_grad()
 def text_loss(model: NemotronHForTraining, text: Tensor, window: int = 512, num_windows: int = 64) -> float:
-    """Returns nats per token on held-out sources."""
+    """Returns the loss on held-out sources, in nats per token."""
     ids = text[: window * num_windows].view(-1, window).to(next(model.parameters()).device)
     return F.cross_entropy(model.logits(ids)[:, :-1].flatten(0, 1), ids[:, 1:].flatten()).item()
 
 
 @torch.no_grad()
 def draft_agreement(model: NemotronHForTraining, token_ids: Tensor, counted: Tensor) -> float:
-    """Returns how often the MTP layer's first draft is the target's own greedy token, where `counted` is
-    true.
+    """Returns the share of tokens marked by `counted` for which the MTP layer's first draft is the target's
+    own greedy token.
 
-    token_ids [B, T]; counted [B, T] marks tokens to be drafted. With greedy output of the model as token_ids
-    this is the share of first drafts that speculation accepts.
+    token_ids and counted have the shape [B, T], B sequences of T tokens. If token_ids is greedy output of the
+    model, the result is the share of first drafts that speculation accepts.
     """
     hidden = model.hidden(token_ids)
     target = model.lm_head(hidden[:, 1:-1]).argmax(-1)  # greedy token i + 2, from hidden i + 1

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """The sizes of a dense NemotronH; names as in its config.json."""
+    """The sizes of a dense NemotronH, named as in its config.json."""
 
     vocab_size: int
     hidden_size: int = 128
@@ -60,7 +60,7 @@ def ssd_chunk_scan(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, chunk
     num_seqs, num_tokens, num_heads, head_dim = x.shape
     num_groups, state_size = b.shape[2:]
     num_chunks, per_group = num_tokens // chunk_size, num_heads // num_groups
-    # All heads-first, so that every product below is one batched GEMM.
+    # Heads come before tokens in all tensors, so that every product below is one batched GEMM.
     x = (x * dt[..., None]).view(num_seqs, num_chunks, chunk_size, num_groups, per_group, head_dim)
     x = x.permute(0, 1, 3, 4, 2, 5)  # [B, C, G, H/G, Q, P]
     b = b.view(num_seqs, num_chunks, chunk_size, num_groups, state_size).transpose(2, 3)  # [B, C, G, Q, S]
@@ -86,7 +86,7 @@ def ssd_chunk_scan(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, chunk
 
 
 def causal_conv(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Depthwise causal convolution as K shifted products, x [B, T, D], weight [D, 1, K]."""
+    """Depthwise causal convolution as K shifted products; x [B, T, D], weight [D, 1, K], D channels."""
     kernel, num_tokens = weight.shape[-1], x.shape[1]
     padded = F.pad(x, (0, 0, kernel - 1, 0))
     y = bias + padded[:, :num_tokens] * weight[:, 0, 0]
@@ -252,21 +252,21 @@ class NemotronHForTraining(nn.Module):
         nn.init.normal_(self.lm_head.weight, std=0.02)
 
     def hidden(self, token_ids: Tensor) -> Tensor:
-        """[B, T] → [B, T, W] after the last norm. Padding T to whole chunks is harmless, because everything
-        is causal."""
+        """Returns hidden states after the last norm, [B, T] → [B, T, W]. T is padded to whole chunks; this
+        changes no result, because everything is causal."""
         num_tokens = token_ids.shape[1]
         padding = -num_tokens % self.config.chunk_size
         return self.backbone(F.pad(token_ids, (0, padding)))[:, :num_tokens]
 
     def logits(self, token_ids: Tensor) -> Tensor:
-        """[B, T] → [B, T, V]."""
+        """Returns logits over a vocabulary of V tokens, [B, T] → [B, T, V]."""
         return self.lm_head(self.hidden(token_ids))
 
     def mtp_logits(self, token_ids: Tensor, hidden: Tensor) -> Tensor:
         """Logits [B, T - 1, V]: entry i predicts token i + 2 from hidden i and token i + 1.
 
-        This gradient does not reach the target model: the draft learns from the target, the target never
-        adapts to the draft.
+        The gradient of these logits does not reach the target model: the MTP layer learns from the target,
+        and the target never adapts to the MTP layer.
         """
         embedded = F.embedding(token_ids[:, 1:], self.backbone.embeddings.weight.detach())
         return F.linear(self.mtp(embedded, hidden[:, :-1].detach()), self.lm_head.weight.detach())

@@ -44,7 +44,7 @@ def published_config(config: TrainingConfig) -> dict[str, object]:
         "mlp_bias": False,
         "attention_bias": False,
         # transformers clamps a prompt's time steps from below by time_step_min, but not a decoded token's.
-        # So small a floor keeps the two, and implementations without the clamp, equal.
+        # With so small a limit, both give the same result, also as implementations without the clamp.
         "time_step_min": 1e-6,
         "time_step_max": 0.1,
         "time_step_floor": 1e-6,
@@ -77,8 +77,8 @@ def load_checkpoint(folder: Path, config: TrainingConfig) -> NemotronHForTrainin
 
 
 def rounded_to_bfloat16(model: NemotronHForTraining) -> NemotronHForTraining:
-    """Returns a float32 copy with the weights that the checkpoint would hold. All figures are measured on
-    such a copy."""
+    """Returns a float32 copy with the weights that the checkpoint would hold. All measurements use such a
+    copy."""
     copy = NemotronHForTraining(model.config)
     copy.load_state_dict({k: v.to(torch.bfloat16).float() for k, v in model.state_dict().items()})
     return copy.to(next(model.parameters()).device).eval()

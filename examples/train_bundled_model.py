@@ -2,7 +2,7 @@
 
     python examples/train_bundled_model.py --minutes 60            # on a GPU if there is one, else the CPU
     python examples/train_bundled_model.py --steps 6000 --seed 0   # the same steps on any machine
-    python examples/train_bundled_model.py --minutes 20 --resume   # go on from the last saved state
+    python examples/train_bundled_model.py --minutes 20 --resume   # continue from the last saved state
 
 The learning rate warms up, stays, and falls linearly to zero over the last `DECAY_SHARE` of the run. The run
 ends with `--steps` or `--minutes`, whichever comes first. Sequences start short, so that recall is learnt on
@@ -35,7 +35,7 @@ STATE = Path(tempfile.gettempdir()) / "twinfang_bundled_model_training.pt"
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of the run, from its share `starts_at` on: the shape of a batch and its mixture."""
+    """A part of the run: the shape and the mixture of its batches. It begins at the share `starts_at`."""
 
     starts_at: float
     num_seqs: int
@@ -55,8 +55,8 @@ STAGES = (
     Stage(0.32, 4, 1216, {"text": 0.58, "recall": 0.10, "chat": 0.19, "copying": 0.04, "addition": 0.09}),
     Stage(0.75, 2, 2240, {"text": 0.58, "recall": 0.10, "chat": 0.19, "copying": 0.04, "addition": 0.09}),
 )
-"""First short sequences, mostly of tasks that teach attention to look up; then whole contexts; then, with
-recall learnt, text."""
+"""First come short sequences, mostly of tasks that teach attention to look tokens up; then whole contexts;
+then, once recall is learnt, mostly text."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def weighted_loss(logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
 
 
 def training_losses(model: NemotronHForTraining, token_ids: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Losses of the model and of its MTP layer on one batch; weights[:, i] is that of token i + 1."""
+    """Losses of the model and of its MTP layer on one batch; weights[:, i] is the weight of token i + 1."""
     with torch.autocast(token_ids.device.type, torch.bfloat16):
         hidden = model.hidden(token_ids)
         logits = model.lm_head(hidden)
@@ -136,7 +136,7 @@ def stage_of(progress: float) -> Stage:
 
 
 class Training:
-    """One run: the model, its optimizers, its data, and the record of how it went."""
+    """One run: the model, its optimizers, its data, and the record of its evaluations."""
 
     def __init__(self, arguments: Arguments, tokenizer: Tokenizer, data: TrainingData) -> None:
         self.arguments, self.tokenizer, self.data = arguments, tokenizer, data
@@ -171,7 +171,7 @@ class Training:
                 loss_sum, mtp_sum, num_summed = 0.0, 0.0, 0
 
     def take_step(self, batch: Batch) -> tuple[float, float]:
-        """One update of all weights."""
+        """Updates all weights once."""
         rate = learning_rate(self.step, self.progress)
         token_ids = batch.token_ids.to(self.arguments.device)
         weights = batch.weights.to(self.arguments.device)
@@ -188,7 +188,7 @@ class Training:
         return loss.item(), mtp_loss.item()
 
     def evaluate(self, loss: float, mtp_loss: float) -> None:
-        """One line of the record, measured on the weights a checkpoint would hold."""
+        """Adds one entry to the record, measured with the weights that a checkpoint would hold."""
         served = rounded_to_bfloat16(self.model)
         entry = {
             "step": self.step,
@@ -204,7 +204,7 @@ class Training:
         print(" ".join(f"{name} {value:g}" for name, value in entry.items()), flush=True)
 
     def save(self) -> None:
-        """Checkpoint, curve, and the state to resume from."""
+        """Writes the checkpoint, the curve, and the state to resume from."""
         save_checkpoint(self.model, self.arguments.out)
         save_tokenizer(self.tokenizer, self.arguments.out, self.model.config.max_position_embeddings)
         lines = ",\n".join(json.dumps(entry) for entry in self.record)
@@ -220,8 +220,8 @@ class Training:
         torch.save(state, self.arguments.state)
 
     def resume(self) -> None:
-        """Continues from the saved state; its steps and minutes count towards this run's."""
-        # A file of our own making; it holds the state of a random.Random, which weights_only refuses.
+        """Continues from the saved state. Its steps and minutes count as steps and minutes of this run."""
+        # The file is our own. It holds the state of a random.Random, which weights_only refuses.
         state = torch.load(self.arguments.state, weights_only=False)
         self.model.load_state_dict(state["model"])
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):

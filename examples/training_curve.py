@@ -11,7 +11,8 @@ import matplotlib.pyplot as plt
 
 
 def draw_curve(record: list[dict[str, float]], path: Path) -> None:
-    """Two panels over millions of tokens: nats a token, and exact match by prompt length."""
+    """Draws two panels over millions of tokens: nats per token, and the share of exact answers by prompt
+    length."""
     tokens = [entry["tokens"] / 1e6 for entry in record]
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4))
     for name, label in (

@@ -8,7 +8,8 @@
 | addition | `123+456=579;` | the sum and `;` |
 | chat | recall and addition as turns of the chat template | the assistant's words |
 
-Random keys and digits cannot be predicted; only answers count in the loss (weight 1), the rest weighs 0.
+Random keys and digits cannot be predicted. So only answers count in the loss (weight 1); all else has weight
+0.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ SKIPPED_FOLDERS = frozenset(
     {"test", "tests", "idlelib", "lib2to3", "turtledemo", "site-packages", "pydoc_data", "encodings"}
 )
 HELD_OUT_EVERY = 50
-"""One of this many files is kept from training, to measure the text loss on."""
+"""One of this many files is not used for training; the text loss is measured on these files."""
 
 
 @dataclass(frozen=True)
@@ -87,10 +88,11 @@ class TrainingData:
         offset = self.rng.random()
         rows, weights = [], []
         for index in range(num_seqs):
-            # Equal strides through the cumulative mixture: every batch is as close to it as it can be.
+            # Equal strides through the cumulative mixture, so that every batch has nearly its proportions.
             drawn = bisect.bisect(edges, (index + offset) / num_seqs * edges[-1], hi=len(edges) - 1)
             kind = list(mixture)[drawn]
-            # One token more than asked for: a position's weight is that of the token it predicts.
+            # One token more than requested, because a position's weight is the weight of the token it
+            # predicts.
             ids, marks = getattr(self, f"_{kind}")(num_tokens + 1)
             rows.append(torch.as_tensor(ids[:num_tokens]))
             weights.append(torch.as_tensor(marks[1 : num_tokens + 1], dtype=torch.float32))
@@ -114,7 +116,7 @@ class TrainingData:
         return int(math.exp(self.rng.uniform(math.log(2), math.log(most + 1))))
 
     def _recall(self, num_tokens: int) -> tuple[list[int], list[int]]:
-        """Pairs, then queries; or, one time in three, the two mixed."""
+        """Returns pairs, then queries; one time in three, pairs and queries mixed."""
         rng = self.rng
         filler = "".join(rng.choice(string.digits) for _ in range(rng.randrange(PAIR_TOKENS)))
         keys = distinct_keys(rng, self._num_pairs((num_tokens - 3 * PAIR_TOKENS) // PAIR_TOKENS))

@@ -36,7 +36,8 @@ class EngineServerConfig:
     advertise_host: str | None = None
     """Host under which other servers reach this one; None takes ``host``."""
     transfer_deadline_s: float = 30.0
-    """A read that takes longer is given up and its destination is quarantined."""
+    """If none of a transfer's reads ends for this long, the transfer is given up and its destination is
+    quarantined."""
     handshake_timeout_s: float = 15.0
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Both sides of a server's handoff: the memory that other servers read, and its own reads of theirs.
+"""Both sides of a server's handoff: its memory that other servers read, and its reads of their memory.
 
 Both services use this module. A prefill server leases prompts and reads the kept states of conversations; a
 decode server reads prompts and leases the states that it keeps.
@@ -78,7 +78,7 @@ class StateExchange(TransferListener, SourceListener):
         # Only the engine's thread uses the next four.
         self._reading: dict[str, Request] = {}  # requests whose state is being read
         self._tickets: dict[str, AnyTicket] = {}  # tickets of the leases held, by request
-        self._kept: set[str] = set()  # those requests among them for which no reader may ever come
+        self._kept: set[str] = set()  # requests whose leases were made by `keep`; a reader may never come
         self._num_published: dict[str, int] = {}  # published blocks of each prompt that is being computed
         self._feeds = ProgressFeeds(incarnation)
         self._failures = FailureCounts()
@@ -100,7 +100,10 @@ class StateExchange(TransferListener, SourceListener):
         self._keeper.hold(ticket)
 
     def announce(self, ticket: AnyTicket) -> None:
-        """Like :meth:`expect`, for a kept state. Its server expects no reader and polls seldom until told."""
+        """Like :meth:`expect`, for a kept state, whose lease is renewed at once.
+
+        The state's server expects no reader, and polls seldom, until it gets this renewal.
+        """
         self._keeper.announce(ticket)
 
     def forget(self, ticket: AnyTicket) -> None:
@@ -118,7 +121,8 @@ class StateExchange(TransferListener, SourceListener):
         self._followers.stop_all()
 
     async def close(self) -> None:
-        """Stops the engine as well: it must stop before the memory that others read is released."""
+        """Closes both sides and stops the engine, which must stop before the memory that others read is
+        released."""
         await self._followers.close()
         await self._keeper.close()
         await self.peers.close()
@@ -129,7 +133,7 @@ class StateExchange(TransferListener, SourceListener):
     # --- on the engine's thread ------------------------------------------------------------------
 
     def publish(self, request: Request) -> PartialTicket | None:
-        """Tells followers which blocks are full, of a prompt that is still being computed.
+        """Tells followers which blocks of a prompt are full while the prompt is still being computed.
 
         The first call leases the prompt and returns its early ticket. Later calls return None.
         """
@@ -218,7 +222,8 @@ class StateExchange(TransferListener, SourceListener):
         )
 
     def _follow(self, request: Request, early: PartialTicket) -> None:
-        """Reads each block once it is computed; the request continues with the whole ticket."""
+        """Reads each block once it is computed. The whole ticket replaces the request's early one at the
+        end."""
         destination = Destination(
             block_ids=tuple(request.memory.block_ids),
             num_cached=len(request.memory.nodes),
@@ -231,7 +236,7 @@ class StateExchange(TransferListener, SourceListener):
         self._host.answer(self._followers.start, early, PartPlan(early, destination), transfer)
 
     def stats(self) -> ServerStats:
-        """Returns the engine's figures and those of leases and transfers."""
+        """Returns the engine's stats with the stats of leases and transfers."""
         read = self._sink.counts
         return replace(
             self._engine.stats(),
@@ -264,14 +269,14 @@ class StateExchange(TransferListener, SourceListener):
         self._listener.read_ended(request, transfer, outputs)
 
     def _release(self, lease: EndedLease) -> None:
-        """Frees the memory of a lease that is over, unless a newer lease covers it."""
+        """Frees the memory of a lease that is over, unless the request has a newer lease."""
         ticket = self._tickets.get(lease.request_id)
         if ticket is not None and (ticket.lease_id, ticket.epoch) == (lease.lease_id, lease.epoch):
             self._forget(lease.request_id, ticket)
             self._engine.release(lease.request_id)
 
     def revoke(self, request: Request) -> None:
-        """Ends the lease of a request that gives its memory back: another request may get the memory next.
+        """Ends the lease of a request that gives its memory back, because another request may get the memory.
 
         A reader that is still reading finds out by the lease's epoch.
         """

@@ -1,4 +1,5 @@
-"""The check whether two servers may share state. It is made once; a refusal names both servers' values."""
+"""Checks, once in the handshake, whether two servers may share state. A refusal names both servers'
+values."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What tests and benchmarks share: fleets, checkpoints, oracles, conditions. No test is here."""
+"""Code that tests and benchmarks share: fleets, checkpoints, oracles, conditions. No test is here."""

@@ -1,4 +1,4 @@
-"""Command lines as ``twinfang`` reads them."""
+"""Reads command lines in the same way as ``twinfang``."""
 
 from __future__ import annotations
 

@@ -38,8 +38,8 @@ async def until(
 ) -> None:
     """Do the same as :func:`wait_until` in this event loop. ``condition`` may be a coroutine function.
 
-    Servers, router and client may share the loop. It therefore polls for at least as many turns as one second
-    has, even if the loop stood still until the deadline.
+    Servers, router and client may share the loop. Therefore the condition is checked at least as often as in
+    one second of normal polling, even if the loop stood still until the deadline.
     """
     limit, turns_left = time.monotonic() + timeout_s, 1 / TURN_INTERVAL_S
     while True:

@@ -1,4 +1,4 @@
-"""What a Markdown page says, as far as tests compare it: its links, code and sections."""
+"""Reads the parts of a Markdown page that tests check: its links, code and sections."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ class Page:
         return [" ".join(code.split()) for code in _INLINE.findall(self.text)] + _INDENTED.findall(self.text)
 
     def sections(self, level: int) -> dict[str, str]:
-        """Text by heading, of the headings of one level, without the text of higher ones behind."""
+        """Text by heading, for all headings of one level. A text ends at the next heading of this or a higher
+        level."""
         parts = re.split(rf"(?m)^({'#' * level} .*)$", self.text)
         names = (heading.lstrip("# ") for heading in parts[1::2])
         ends = re.compile(rf"(?m)^#{{1,{level}}} .*")

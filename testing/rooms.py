@@ -1,5 +1,5 @@
-"""Checks that a folder stays easy to overview: the number of its modules, their lengths, and a description of
-the folder.
+"""Checks that each folder (a "room") stays small: the number of its modules, their lengths, and whether the
+folder is described.
 
     python -m testing.rooms
 

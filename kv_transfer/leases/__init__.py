@@ -1,1 +1,1 @@
-"""The prefill side: memory lent until it is read, given back or expired. Epochs tell readers of the end."""
+"""The prefill side: leases end when they are read, given up or expired. Their epochs show readers the end."""

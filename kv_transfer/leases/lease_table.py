@@ -41,13 +41,15 @@ class LeaseTable:
         return len(self._leases) + len(self._open)
 
     def grant(self, request_id: str) -> Lease:
-        """Returns a new lease. Running out of cells is a bug: the scheduler never holds more leases."""
+        """Returns a new lease. Running out of cells is a bug: there is a cell for every request that
+        can be held."""
         lease = self._take(request_id, self._clock() + self._ttl_s)
         self._leases[lease.lease_id] = lease
         return lease
 
     def open(self, request_id: str) -> Lease:
-        """Returns a new lease that lives until :meth:`end` or, once :meth:`settle` was called, expires."""
+        """Returns a new lease that can't expire until :meth:`settle` is called. :meth:`end` ends it at any
+        time."""
         lease = self._take(request_id, math.inf)
         self._open[lease.lease_id] = lease
         return lease
@@ -85,7 +87,7 @@ class LeaseTable:
             return False
         if lease_id in self._open:
             return True
-        del self._leases[lease_id]  # moves to the end: all leases have the same time to live
+        del self._leases[lease_id]  # inserted again at the end, as the last one to expire
         self._leases[lease_id] = replace(lease, expires_at=self._clock() + self._ttl_s)
         return True
 

@@ -59,10 +59,11 @@ class ProgressFeeds:
             feed.wake()
 
     async def follow(self, message: Follow) -> AsyncGenerator[Progress | Ticket, None]:
-        """Yields the blocks that are full, at once, then further ones as they become full, then the ticket.
+        """Yields the blocks that are already full, further blocks as they become full, and at last the
+        ticket.
 
-        One message may cover several steps. Raises :class:`LeaseError` if the lease ends before the prompt is
-        computed.
+        One message may report the blocks of several steps. Raises :class:`LeaseError` if the lease ends
+        before the prompt is computed.
         """
         feed = self._feeds.get((message.lease_id, message.epoch))
         if feed is None or message.incarnation != self._incarnation:

@@ -42,9 +42,10 @@ log = logging.getLogger(__name__)
 lines = RepeatedLines(log)
 
 LINGER_S = 5e-3
-"""How long to poll after the last lease has ended, so that its reader learns that ``Done`` has arrived."""
+"""How long to poll often after the last lease has ended, so that its reader learns that ``Done`` has
+arrived."""
 CONNECT_WINDOW_S = 5.0
-"""How long to poll after a handshake, even with no lease held: a peer that connects needs our polling."""
+"""How long to poll often after a handshake, even with no lease held: a peer connects only while we poll."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class SourceListener:
         """Called once for each lease, after its epoch has changed."""
 
     def serving(self, is_on: bool) -> None:
-        """Called when others may begin to read, and when they no longer do."""
+        """Called with True when other servers may begin to read, and with False when reads are over."""
 
     def failed(self, fault: BaseException) -> None:
         """Called for a bug in the transfer thread: no lease ends any more, and the process should end."""
@@ -73,9 +74,9 @@ class SourceListener:
 class TransferSource:
     """Owns the prefill server's leases and its NIXL agent. Methods are thread-safe.
 
-    ``introduction`` is what this server sends in a handshake, ``address`` where others reach it.
-    ``other_ranks`` is the memory of tensor-parallel ranks 1 and up, which hold shares of the same blocks and
-    slots.
+    ``introduction`` is the message that this server sends in a handshake; other servers reach it at
+    ``address``. ``other_ranks`` is the memory of tensor-parallel ranks 1 and up, which hold shares of the
+    same blocks and slots.
     """
 
     def __init__(
@@ -117,7 +118,7 @@ class TransferSource:
     def handshake(self, request: HandshakeRequest) -> HandshakeReply:
         """Returns all that a decode server needs to read from here.
 
-        Raises :class:`HandshakeError` if it may not.
+        Raises :class:`HandshakeError` if the two servers may not share state.
         """
         check_same_model(self._introduction, request, f"decode server {request.incarnation}")
         self._thread.post(self._expect_connection)
@@ -178,14 +179,14 @@ class TransferSource:
         state_slot: int,
         digests: Digests | None = None,
     ) -> Ticket | None:
-        """Returns the whole ticket of an open lease whose prompt is computed; None if it has ended."""
+        """Returns the whole ticket of an open lease whose prompt is computed; None if the lease has ended."""
         with self._lock:
             is_settled = self._leases.settle(early.lease_id, early.epoch)
         self._thread.post(self._expect_reader)
         return early.completed(block_ids, state_slot, digests) if is_settled else None
 
     def revoke(self, ticket: AnyTicket) -> None:
-        """Ends a lease before this call returns: its memory is about to be reused."""
+        """Ends a lease before this call returns, because its memory is about to be reused."""
         with self._lock:
             lease = self._leases.end(ticket.lease_id, ticket.epoch)
         if lease is not None:
@@ -255,7 +256,7 @@ class TransferSource:
         self._last_news_s = time.monotonic()
 
     def _expect_reader(self) -> None:
-        """Expects reads for one time to live: a reader renews its lease before that is over."""
+        """Expects reads for one time to live. A reader renews its lease before that time is over."""
         self._note_news()
         self._reader_until_s = self._last_news_s + self._lease_ttl_s
 

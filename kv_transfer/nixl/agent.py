@@ -136,7 +136,10 @@ class TransferAgent:
     def read_listed(
         self, local: PreparedList, local_indices: Indices, remote: PreparedList, remote_indices: Indices
     ) -> Read:
-        """Posts one READ of entries of two lists. Raises :class:`TransferError` if NIXL can't."""
+        """Posts one READ from entries of ``remote`` to entries of ``local``.
+
+        Raises :class:`TransferError` if NIXL can't.
+        """
         try:
             handle = self._agent.make_prepped_xfer(
                 "READ", local.handle, local_indices, remote.handle, remote_indices
@@ -169,7 +172,8 @@ class TransferAgent:
 
 @dataclass(frozen=True, eq=False)
 class PreparedList:
-    """A list of descriptors held by NIXL; reads name them by index. It doesn't keep the agent alive."""
+    """A list of descriptors in NIXL; reads name its entries by index. This object doesn't keep the agent
+    alive."""
 
     handle: Any
 
@@ -193,7 +197,8 @@ class Read:
         return self._state
 
     def release(self) -> None:
-        """Gives NIXL's handle back. Only when the read is done or has failed, or its peer is removed."""
+        """Gives NIXL's handle back. Call it only if the read is done or has failed, or its peer is
+        removed."""
         try:
             self._agent.release_xfer_handle(self._handle)
         except NIXL_ERRORS as error:
@@ -201,7 +206,8 @@ class Read:
 
 
 def memory_of(caches: Caches, agent: TransferAgent) -> RankMemory:
-    """Returns the message that describes a rank's pools, registered with ``agent``, to other servers."""
+    """Returns the message that tells other servers about a rank's pools, which are registered with
+    ``agent``."""
     return RankMemory(
         caches.kv_layout, caches.state_layout, agent.metadata, region_of(caches.kv), region_of(caches.state)
     )

@@ -1,8 +1,9 @@
 """Turns block and slot ids of both sides into bounds-checked indices of descriptor lists. Pure arithmetic.
 
-A list names every piece of every unit of a pool. NIXL prepares it once for each peer; a read then only names
-indices (measured: 5 to 50 µs instead of 80 to 250 for a read with its own descriptors). NIXL joins entries
-that are neighbours on both sides. Layouts name their axes, and nothing is inferred from a size.
+A list names every piece of every unit (block or slot) of a pool. NIXL prepares the list once for each peer; a
+read then only names indices (measured: 5 to 50 µs instead of 80 to 250 µs for a read with its own
+descriptors). NIXL joins entries that are neighbours on both sides. Layouts name their axes, and nothing is
+inferred from a size.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Descriptors = NDArray[np.uint64]
 Indices = NDArray[np.int64]
 EPOCH_BYTES = 8
 MAX_DESCRIPTORS = 1 << 22
-"""Limit of one list: 96 MiB, and more blocks than any server has. A peer's layouts could name any number."""
+"""Maximum length of one list: 96 MiB, more blocks than any server has. A peer could name any number."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ def cells_of(epochs: Region) -> Descriptors:
 
 
 def own_list(ours: RankMemory, share: Share) -> Descriptors:
-    """Returns our pieces of all blocks, then of all slots, that are read from one rank of a peer."""
+    """Returns our side of what is read from one rank of a peer: pieces of all blocks, then of all slots."""
     return np.concatenate(
         [
             local_descriptors(ours.kv_layout, ours.kv_region.address, share.block),
@@ -92,18 +93,18 @@ def _descriptors(layout: Layout, address: int, pieces: list[tuple[int, int]]) ->
 
 @dataclass(frozen=True)
 class UnitIndices:
-    """Entries of both lists: ``remote[i]`` is read into ``local[i]``."""
+    """Indices into both lists: entry ``remote[i]`` is read into entry ``local[i]``."""
 
     local: Indices
     remote: Indices
     num_runs: int
-    """Number of reads that remain when neighbours on both sides are joined."""
+    """Number of reads that remain when entries that are neighbours on both sides are joined."""
 
 
 def unit_indices(
     local: Layout, local_ids: Sequence[int], remote: Layout, remote_ids: Sequence[int], num_pieces: int
 ) -> UnitIndices:
-    """Returns entries of both lists that copy a peer's unit ``remote_ids[i]`` to our unit ``local_ids[i]``.
+    """Returns the indices that copy a peer's unit ``remote_ids[i]`` to our unit ``local_ids[i]``.
 
     Raises :class:`TransferError` for an id that is the null entry or outside its pool, and for lists of
     different length.
@@ -122,12 +123,12 @@ def unit_indices(
 def _checked(layout: Layout, ids: Sequence[int], whose: str) -> tuple[Indices, bool]:
     """Returns the ids, and whether they are one run (each id is its predecessor plus 1).
 
-    Most lists are one run. That case is found and checked without numpy: when a read has just gone through
-    the processor's caches, each numpy function takes 10 µs, and with numpy a handoff of 4 MB took a tenth
-    longer.
+    Most lists are one run. That case is found and checked without numpy: when a read has just filled the
+    processor's caches with its data, each numpy function takes 10 µs. With numpy, a handoff of 4 MB took a
+    tenth longer.
     """
     last = layout.num_units - 1
-    # Compare the length first: a peer may name the first unit of a pool and the last one of millions.
+    # Compare the length before `range` makes a list: two ids of a peer may be millions apart.
     spans = bool(ids) and ids[0] >= 1 and ids[-1] <= last and ids[-1] - ids[0] == len(ids) - 1
     if spans and list(ids) == list(range(ids[0], ids[-1] + 1)):
         return np.arange(ids[0], ids[-1] + 1, dtype=np.int64), True

@@ -1,7 +1,7 @@
-"""Reads under way, for any purpose. On the transfer thread.
+"""Reads under way, for any purpose. Used on the transfer thread.
 
-A read that is late is reported and stays under way: until NIXL says that it has ended, its bytes may land,
-since a frozen peer may thaw. Until then the caller that posted the read keeps its destination in quarantine.
+A late read is reported and stays under way: its bytes may land until NIXL says that the read has ended, since
+a frozen peer may run again. Until then, the caller that posted the read keeps its destination in quarantine.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ class PeerMemory:
     """Indices in :class:`kv_transfer.reads.part.PartIndices` refer to both lists: ``local`` to ``own_list``,
     ``remote`` to ``peer_list``."""
     epochs: PreparedList | None = None
-    """One entry per lease. Only for a rank 0 whose leases are validated here."""
+    """One entry per lease. None unless this is a peer's rank 0 and this process validates the peer's
+    leases."""
 
 
 class Patience:
     """How long a read may go without progress before it is late.
 
-    Several flights may share one; progress of any of them renews it.
+    Several flights may share one patience; progress of any of them renews it.
     """
 
     def __init__(self, deadline_s: float) -> None:
@@ -87,7 +88,8 @@ class Flights:
         on_end: Callable[[TransferError | None], None],
         on_late: Callable[[], None],
     ) -> None:
-        """Posts a read by ``start``. A small read has often ended, and is reported, before this returns."""
+        """Posts a read by ``start``. A small read has often ended and been reported when this call
+        returns."""
         self._last_news_s = time.monotonic()
         try:
             read = start()
@@ -112,9 +114,9 @@ class Flights:
         return any(flight.peer.name == peer.name for flight in self._flights)
 
     def drain(self, give_up_s: float) -> None:
-        """Waits for the end of reads that a live peer is answering.
+        """Waits up to ``give_up_s`` seconds for the end of the reads under way.
 
-        Over TCP the peer's process might not survive if its reader were suddenly gone.
+        Over TCP, the process of a live peer might not survive if its reader were suddenly gone.
         """
         give_up = time.monotonic() + give_up_s
         while self._flights and time.monotonic() < give_up:
@@ -141,5 +143,5 @@ class Flights:
             error = TransferError(f"the read failed: the prefill server at {flight.peer.address} is gone")
             self._on_lost(flight.peer)
         flight.on_end(error)
-        flight.read.release()  # last: a request waits for the report above, nobody for the release
+        flight.read.release()  # last: a request waits for the report above, and nobody waits for this
         return True

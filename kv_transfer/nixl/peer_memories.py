@@ -1,4 +1,4 @@
-"""The servers whose memory can be read: connecting to them, and making NIXL forget those that are gone."""
+"""The servers whose memory can be read. Connects to servers, and removes from NIXL those that are gone."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Peer:
     address: str
     reply: HandshakeReply
     ranks: tuple[PeerMemory, ...]
-    """The peer's ranks that hold data for us. If we validate, its rank 0 comes first, with the epochs."""
+    """The peer's ranks that hold data for us. If our rank validates leases, the peer's rank 0 comes first."""
 
 
 def agent_name(incarnation: str, rank: int) -> str:
@@ -37,8 +37,8 @@ def agent_name(incarnation: str, rank: int) -> str:
 class PeerMemories:
     """The peers, by incarnation. Used on the transfer thread, except :meth:`knows`.
 
-    ``rank`` is our own rank. Rank 0 validates leases, so it connects to each peer's rank 0 even if that holds
-    none of our data. ``scratch`` takes the few bytes of a first read.
+    ``rank`` is our own rank. Rank 0 validates leases, so it connects to each peer's rank 0 even if the peer's
+    rank 0 holds none of our data. The few bytes of a first read are written to ``scratch``.
     """
 
     def __init__(self, agent: TransferAgent, ours: RankMemory, *, rank: int, scratch: Region) -> None:
@@ -52,14 +52,14 @@ class PeerMemories:
         self._gone: list[PeerMemory] = []
 
     def knows(self, incarnation: str) -> bool:
-        """Whether this incarnation's memory can be read. From any thread."""
+        """Whether this incarnation's memory can be read. May be called from any thread."""
         return incarnation in self._peers
 
     def get(self, incarnation: str) -> Peer | None:
         return self._peers.get(incarnation)
 
     def connect(self, address: str, reply: HandshakeReply, on_connected: OnConnected) -> None:
-        """Adds a peer and reads once from each rank, so that no request pays for the first contact."""
+        """Adds a peer and reads once from each rank, so that no request waits for the first contact."""
         if self.knows(reply.incarnation):
             on_connected(None)
             return
@@ -83,7 +83,7 @@ class PeerMemories:
         on_connected(error)
 
     def _place_in(self, reply: HandshakeReply, one: PeerMemory) -> Region:
-        """Returns the region of a first read: the epochs, if this rank reads them."""
+        """Returns the region that a first read reads from: the epochs, if this rank will read them later."""
         if one.name == reply.incarnation and self._rank == 0:
             return reply.epoch_region
         return one.memory.state_region if one.share.slot else one.memory.kv_region
@@ -155,9 +155,10 @@ class PeerMemories:
         self.forget(one.incarnation)
 
     def forget(self, incarnation: str) -> None:
-        """Forgets a peer that is gone or has restarted. NIXL removes it once no read of it is under way.
+        """Forgets a peer that is gone or has restarted.
 
-        Not earlier: removing a peer does not stop a read, it only hides that the bytes still land.
+        NIXL removes the peer only when no read of it is under way. An earlier removal would not stop the
+        read; it would only hide that bytes still land.
         """
         peer = self._peers.pop(incarnation, None)
         if peer is not None:
@@ -174,7 +175,7 @@ class PeerMemories:
 
 
 class _FirstContact:
-    """The first reads from a peer's ranks. One outcome for all of them is reported once."""
+    """The first reads from a peer's ranks. Reports one outcome for all of these reads, once."""
 
     def __init__(self, num_reads: int, on_outcome: Callable[[TransferError | None], None]) -> None:
         self._num_left = num_reads

@@ -1,6 +1,7 @@
-"""The transfer thread: the only one that touches NIXL. It polls while something can happen, else it blocks.
+"""The transfer thread, the only thread that uses NIXL.
 
-It polls fast while news is likely, and slower the longer nothing happens.
+It polls while something can happen, and blocks otherwise. It polls often while an event is likely, and less
+often when nothing has happened for a while.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ JOIN_TIMEOUT_S = 10.0
 
 SPIN_FOR_S = 150e-6
 """How long a read that was just posted is polled without a pause: a small read ends within that time, and a
-pause of 50 µs takes 120 on a busy machine."""
+pause of 50 µs takes 120 µs on a busy machine."""
 FAST_S = 50e-6
 FAST_FOR_S = 5e-3
 SLOW_S = 1e-3
@@ -24,8 +25,8 @@ SLOW_S = 1e-3
 without CMA) takes at most 1 ms longer and keeps its bandwidth. A poll costs 4 to 40 µs."""
 
 LATE_S = 0.1
-"""Pause of a server that expects no read, while a read whose lease has expired may still be on its way behind
-a cut or slow link. The read's destination stays in quarantine until the read is answered."""
+"""Pause of a server that expects no read, while a read whose lease has expired may still arrive over a cut or
+slow link. The read's destination stays in quarantine until the read is answered."""
 LATE_FOR_S = 120.0
 """How long such a read may take: UCX gives up a cut link after the read's deadline, some 40 s."""
 IDLE_S = 1.0
@@ -38,7 +39,7 @@ def poll_delay(quiet_s: float) -> float:
 
 
 def idle_delay(since_ended_s: float) -> float:
-    """Like :func:`poll_delay`, if no read is expected.
+    """Like :func:`poll_delay`, for a time when no read is expected.
 
     ``since_ended_s`` is the time since a read may have been cut off.
     """
@@ -70,7 +71,7 @@ class PollThread:
         self._thread.start()
 
     def post(self, work: Callable[[], None]) -> None:
-        """Runs ``work`` on the thread. Thread-safe, returns at once."""
+        """Asks the thread to run ``work``, and returns at once. Thread-safe."""
         self._work.put(work)
 
     def stop(self) -> None:

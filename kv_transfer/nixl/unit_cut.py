@@ -1,9 +1,10 @@
-"""How one rank's unit (a block or a slot) is put together from units of a peer's ranks.
+"""Computes how one rank's unit (a block or a slot) is put together from units of a peer's ranks.
 
 Both sides describe the content of a unit by ranges of the whole model's heads and channels
-(:attr:`wire.messages.layout.Segment.ranges`). Each of our ranges is looked up in the peer's, for any two
-numbers of ranks: KV heads are one range, the convolution's channels three (x, B, C), SSM heads one per layer.
-If several ranks of the peer hold a copy of a head, our ranks choose different copies.
+(:attr:`wire.messages.layout.Segment.ranges`): KV heads are one range, the convolution's channels three
+(x, B, C), SSM heads one per layer. Each of our ranges is looked up in the peer's ranges, so the two servers
+may have any numbers of ranks. If several ranks of the peer hold a copy of a head, our ranks choose different
+copies.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ def cut_unit(local: Layout, remotes: Sequence[Layout], *, rank: int) -> list[Cut
 
 
 def _owner(segments: Sequence[Segment], entry: int, rank: int) -> tuple[int, int, int]:
-    """Returns the peer's rank that our ``rank`` reads an entry from, and :func:`_find`'s result there."""
+    """Returns the peer's rank that our ``rank`` reads an entry from, and what :func:`_find` returns for
+    it."""
     places = [(i, _find(segment, entry)) for i, segment in enumerate(segments)]
     held = [(i, *place) for i, place in places if place is not None]
     if not held:
@@ -66,7 +68,10 @@ def _owner(segments: Sequence[Segment], entry: int, rank: int) -> tuple[int, int
 
 
 def _find(segment: Segment, entry: int) -> tuple[int, int] | None:
-    """Returns an entry's offset in the peer's unit, and the end of its range. Of the outermost axis."""
+    """Returns an entry's offset in the peer's unit and the end of the entry's range; None if it isn't there.
+
+    An entry is an index of the segment's outermost axis, such as a head.
+    """
     offset = segment.offset
     for start, stop in segment.ranges:
         if start <= entry < stop:

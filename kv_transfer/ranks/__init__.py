@@ -1,1 +1,1 @@
-"""Reads by servers whose ranks are separate processes."""
+"""The handoff of servers whose ranks are separate processes."""

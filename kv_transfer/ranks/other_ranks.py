@@ -1,4 +1,4 @@
-"""The other tensor-parallel ranks of this server as memory that peers read."""
+"""Lets peers read the memory of this server's other tensor-parallel ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ START_TIMEOUT_S = 60.0
 
 
 class OtherRanks:
-    """Ranks 1 and up; there may be none. Passes their reports about reads to ``take_report``."""
+    """The ranks from 1, if the server has several. Passes their reports about reads to ``take_report``."""
 
     def __init__(
         self,

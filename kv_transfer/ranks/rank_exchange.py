@@ -1,4 +1,5 @@
-"""The handoff on a tensor-parallel rank other than 0: peers read its memory, and it reads a share of theirs.
+"""The handoff on a tensor-parallel rank other than 0: peers read its memory, and it reads its share of
+peers'.
 
 Rank 0 decides what is read when, and whether the data may be used; see :mod:`kv_transfer.reads.rank_readers`.
 """
@@ -105,7 +106,7 @@ class RankExchange:
         reads = _RankPart(message, self._link)
         peer = self._reader.peers.get(message.incarnation)
         part = Part(message.local_blocks, message.remote_blocks, message.local_slots, message.remote_slots)
-        reads.took_off()  # counts as one read until all are posted
+        reads.took_off()  # stands for the reads that are not posted yet: the report must wait for them
         if peer is None:
             reads.landed(TransferError("the server that wrote the ticket is gone"), NOTHING)
             return

@@ -1,7 +1,7 @@
-"""The seqlock's reader. It reads the lease's epoch after the data.
+"""The reading side of the seqlock in :mod:`kv_transfer.leases.lease_table`: reads the epoch after the data.
 
-If the epoch has changed, the data may be another request's. NIXL guarantees no order within one read, so the
-epoch gets a separate read after the last of the data.
+If the lease's epoch has changed, the data may be another request's. NIXL guarantees no order within one read,
+so the epoch is read by a separate read, which is posted when all data has arrived.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ lines = RepeatedLines(log)
 
 
 class EpochCheck:
-    """Reads epochs into ``epochs``, int64, registered with the agent. On the transfer thread.
+    """Reads epochs into the int64 tensor ``epochs``, registered with the agent. Used on the transfer thread.
 
-    Every read whose result is needed has its own cell; cell 0 takes the results that nobody needs.
+    Every read whose result is needed has its own cell of the tensor; cell 0 takes all other results.
     """
 
     def __init__(self, agent: TransferAgent, flights: Flights, epochs: torch.Tensor) -> None:
@@ -107,8 +107,8 @@ class EpochCheck:
     def _flush(self, peer: Peer) -> None:
         """Posts a small read after a notification: when the read has ended, the notification has arrived.
 
-        The read keeps this thread polling until then. A notification can make the next read wait for the peer
-        (measured: 0.1 to 1 ms); this read takes that wait, so that the next transfer's read doesn't.
+        Until then, the read keeps this thread polling. A notification can make the next read wait for the
+        peer (measured: 0.1 to 1 ms). This small read then waits, and not the next transfer's read.
         """
         nobody = Patience(math.inf)
         self._read(peer, 0, 0, patience=nobody, on_end=lambda error: None, on_late=lambda: None)
@@ -126,7 +126,10 @@ def _moved(found: int, lease: Done) -> TransferError | None:
 
 
 def checked_lease(lease_id: int, epochs: Region) -> int:
-    """Returns the lease's entry in the table's list. Raises :class:`TransferError` if there is none."""
+    """Returns the index of the lease's cell in the peer's epoch table.
+
+    Raises :class:`TransferError` if the table has no such cell.
+    """
     if not 0 <= lease_id < epochs.num_bytes // EPOCH_BYTES:
         raise TransferError(
             f"the ticket's lease {lease_id} is outside the peer's epoch table", cause="ticket_refused"

@@ -1,4 +1,4 @@
-"""Reads prompts from other servers that are still computing them: one part for each progress message."""
+"""Reads prompts that other servers are still computing: one part for each progress message."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Followers:
         self._tasks: dict[tuple[str, int, int], tuple[asyncio.Task[None], SinkTransfer]] = {}
 
     def start(self, early: PartialTicket, plan: PartPlan, transfer: SinkTransfer) -> None:
-        """Follows a prompt. Finishes or fails the transfer in any case."""
+        """Starts to follow a prompt. In any case, the transfer will be finished or failed."""
         key = lease_of(early)
         task = asyncio.create_task(self._follow(early, plan, transfer))
         self._tasks[key] = (task, transfer)

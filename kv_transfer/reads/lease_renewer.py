@@ -1,9 +1,9 @@
 """Keeps alive the leases of requests that wait for room here.
 
-A lease's time to live checks whether its reader is alive, not how long the reader's queue is: a burst of
-requests on a small server must not lose its prompts to a deadline (tokenspeed PR 1427). While a request
-waits, its lease is renewed several times within its time to live, all leases of one server in one call. A
-process that dies renews nothing, so its leases expire.
+A lease expires if its reader is dead, not if the reader's queue is long: a burst of requests on a small
+server must not lose its prompts to a deadline (tokenspeed PR 1427). While a request waits, its lease is
+renewed several times within its time to live. One call renews all leases of one server. A process that dies
+renews nothing, so its leases expire.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 lines = RepeatedLines(log)
 
 RENEWALS_PER_LIFETIME = 3
-"""Two renewals may be lost before the lease is."""
+"""Two renewals in a row may be lost before the lease expires."""
 
 
 class Peers(Protocol):
@@ -45,7 +45,7 @@ class _Held:
 
 
 class LeaseRenewer:
-    """Tickets whose read has not ended. Lives on the event loop."""
+    """Renews the leases of tickets whose read has not ended. Lives on the event loop."""
 
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
@@ -97,7 +97,7 @@ class LeaseRenewer:
             for held in due:
                 by_address[held.ticket.address].append(held.ticket)
             for address, tickets in by_address.items():
-                # Not awaited: a frozen server would hold up the renewals of the others.
+                # Not awaited: a frozen server would delay the renewals at other servers.
                 call = asyncio.create_task(self._renew(address, tickets))
                 self._calls.add(call)
                 call.add_done_callback(self._calls.discard)

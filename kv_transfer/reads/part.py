@@ -1,4 +1,4 @@
-"""A part of a transfer: blocks that are read from one peer at once; the last part also has the state.
+"""A part of a transfer: blocks that are read together from one peer. The last part also has the state.
 
 Reading a part validates nothing: :mod:`kv_transfer.reads.epoch_check` validates all parts of a transfer at
 once.
@@ -19,7 +19,8 @@ from wire.messages.handoff import RankMemory
 
 @dataclass(frozen=True)
 class Part:
-    """Unit ``remote_…[i]`` of the peer's pool is read into unit ``local_…[i]`` of ours."""
+    """Block or slot ``remote_*[i]`` of the peer's pool is read into block or slot ``local_*[i]`` of our
+    pool."""
 
     local_blocks: Sequence[int]
     remote_blocks: Sequence[int]
@@ -36,13 +37,14 @@ class Part:
 
 @dataclass(frozen=True)
 class PartIndices:
-    """A part as entries of the two lists that :mod:`kv_transfer.nixl.descriptors` makes per pair of ranks."""
+    """A part as indices into the two lists that :mod:`kv_transfer.nixl.descriptors` makes per pair of
+    ranks."""
 
     local: Indices
     remote: Indices
     num_bytes: int
     num_descriptors: int
-    """The count after neighbours on both sides were joined."""
+    """Number of descriptors after those that are neighbours on both sides were joined."""
 
 
 def _named(slot: int) -> tuple[int, ...]:
@@ -50,7 +52,7 @@ def _named(slot: int) -> tuple[int, ...]:
 
 
 def part_indices(part: Part, ours: RankMemory, theirs: RankMemory, share: Share) -> PartIndices:
-    """Returns the part's entries on both sides.
+    """Returns the part's indices on both sides.
 
     Raises :class:`TransferError` for a unit outside either side's pools.
     """

@@ -1,4 +1,4 @@
-"""Turns a prefill server's progress messages into the parts in which a followed prompt is read. Pure."""
+"""Turns a prefill server's progress messages into the parts of a followed prompt. Does no I/O."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ class Destination:
     block_ids: Sequence[int]
     """The blocks of the whole prompt, in order; empty if the model keeps no KV."""
     num_cached: int
-    """How many of the first blocks already hold their content."""
+    """Number of blocks at the prompt's begin that already hold their content (from the prefix cache)."""
     state_slot: int
     """Null if the model has no state."""
     block_size: int
 
 
 class PartPlan:
-    """Turns a lease's messages, in order, into parts. Raises :class:`TransferError` for impossible ones."""
+    """Turns a lease's messages, in order, into parts. Raises :class:`TransferError` for impossible
+    messages."""
 
     def __init__(self, early: PartialTicket, destination: Destination) -> None:
         self._early = early
@@ -33,7 +34,8 @@ class PartPlan:
         self._told: list[int] = []
 
     def part(self, progress: Progress) -> Part | None:
-        """Returns the part with further full blocks, without those that are here; None if all of them are."""
+        """Returns the part with those newly full blocks that are not here yet; None if all of them are
+        here."""
         self._told += progress.block_ids
         num_full = min(self._early.num_tokens // self._to.block_size, len(self._to.block_ids))
         if len(self._told) > num_full:

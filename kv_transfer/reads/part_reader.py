@@ -1,4 +1,4 @@
-"""The readers of a part of a transfer: this process, and those of the server's other ranks."""
+"""The interface of all that read a part of a transfer, and the reader for this process's share."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class PartReceiver(Protocol):
     def landed(self, error: TransferError | None, size: ReadSize) -> None: ...
 
     def late(self) -> None:
-        """Called when a read is late; it will still end at some time."""
+        """Called when a read is late; :meth:`landed` still follows when the read ends."""
 
 
 class PartReader(Protocol):
@@ -57,7 +57,8 @@ class OwnReader:
     """Reads this process's share of a part, from each of the peer's ranks that hold some of it.
 
     Has all that one rank needs to read other servers' memory: NIXL's agent, the known peers, the reads under
-    way. On the transfer thread. ``scratch`` is registered with the pools; reads other than parts go there.
+    way. Used on the transfer thread. ``scratch`` is registered with NIXL like the pools; reads that belong to
+    no part, such as the first read from a peer, are written there.
     """
 
     def __init__(self, caches: Caches, scratch: torch.Tensor, *, incarnation: str, rank: int = 0) -> None:
@@ -86,14 +87,14 @@ class OwnReader:
             )
 
     def poll(self) -> float | None:
-        """Makes all reads progress; returns the seconds until the next call, None if none is under way."""
+        """Makes all reads progress; returns the seconds until the next call, None if no read is under way."""
         self.agent.poll()
         delay_s = self.flights.poll()
         self.peers.remove_gone()
         return delay_s
 
     def close(self, thread: PollThread) -> None:
-        """Ends the transfer thread and releases all peers and the agent. From any other thread."""
+        """Ends the transfer thread and releases all peers and the agent. Called from any other thread."""
         thread.post(lambda: self.flights.drain(DRAIN_S))
         thread.stop()
         self.peers.remove_all()

@@ -1,4 +1,4 @@
-"""gRPC connections to the servers whose memory this one reads: handshakes, leases, progress of prompts."""
+"""gRPC connections to the servers whose memory this server reads: handshakes, leases, progress of prompts."""
 
 from __future__ import annotations
 
@@ -66,15 +66,17 @@ class Peers:
             raise
 
     def connect_soon(self, address: str) -> None:
-        """Shakes hands in the background, so that the first request does not pay for it."""
+        """Shakes hands in the background, so that the first request does not wait for the handshake."""
         self._spawn(self._connect_quietly(address))
 
     def end_lease_soon(self, ticket: AnyTicket) -> None:
-        """Tells the server that nobody will read. If the message is lost, the lease expires."""
+        """Tells the ticket's server that nobody will read the lease. If the message is lost, the lease
+        expires."""
         self._spawn(self._end_lease(ticket))
 
     def follow(self, early: PartialTicket) -> AsyncGenerator[Progress | Ticket, None]:
-        """Yields the progress of a prompt that its server is still computing, and its ticket last.
+        """Yields the progress of a prompt that another server is still computing, and at last the whole
+        ticket.
 
         Raises :class:`TwinfangError`. There is no deadline: if the server dies, the call ends; if it is
         frozen, gRPC's keepalive ends the call.
@@ -114,7 +116,7 @@ class Peers:
             reply = await self._ask_for_memory(address)
         except UnavailableError as error:
             raise UnavailableError(f"the server at {address} is out of reach: {error.message}") from error
-        except DeadlineError as error:  # not the request's own deadline: another server may be tried
+        except DeadlineError as error:  # the handshake's deadline, not the request's: try another server
             raise TransferError(
                 f"the server at {address} is out of reach: {error.message}", cause="deadline"
             ) from error
@@ -123,13 +125,13 @@ class Peers:
             log.info("connected to server %s, incarnation %s", address, reply.incarnation)
 
     async def _ask_for_memory(self, address: str) -> HandshakeReply:
-        """Asks a second time if the channel was broken and connects again."""
+        """Sends the handshake. If the channel was broken, waits for a new connection and sends it again."""
         request, channel = self._sink.introduction, self._channel(address)
         ask = partial(call, channel, HANDSHAKE, request, timeout_s=self._timeout_s)
         try:
             reply: HandshakeReply = await ask()
         except UnavailableError:
-            with suppress(TimeoutError):  # the server is gone: the second call's error says why
+            with suppress(TimeoutError):  # if the server is gone, the second call's error says why
                 await asyncio.wait_for(channel.channel_ready(), RECONNECT_S)
             reply = await ask()
         return reply

@@ -1,4 +1,5 @@
-"""The other tensor-parallel ranks of this server as readers: told what to read, they report the outcome."""
+"""The other tensor-parallel ranks of this server as readers. Rank 0 tells them what to read; they report
+back."""
 
 from __future__ import annotations
 
@@ -19,9 +20,10 @@ RankReport = RankConnected | RankPartLate | RankPartEnded
 
 
 class RankReaders:
-    """Ranks 1 and up. Used on the transfer thread, except :meth:`take_report`.
+    """The ranks from 1. Used on the transfer thread, except :meth:`take_report`.
 
-    ``post`` runs work on that thread. ``forget`` is called for a peer that a rank can't read from any more.
+    ``post`` runs work on the transfer thread. ``forget`` is called for a peer that some rank can't read from
+    any more.
     """
 
     def __init__(
@@ -38,7 +40,7 @@ class RankReaders:
         self._contacts: dict[int, _Contact] = {}
 
     def connect(self, address: str, reply: HandshakeReply, on_connected: OnConnected) -> None:
-        """Makes the peer readable on every rank; reports one outcome for all of them."""
+        """Makes the peer readable on every rank; reports one outcome for all ranks together."""
         number = next(self._numbers)
         self._contacts[number] = _Contact(self._ranks.size - 1, on_connected)
         self._ranks.tell(ConnectRank(number, address, reply))
@@ -61,7 +63,7 @@ class RankReaders:
         )
 
     def take_report(self, rank: int, report: RankReport) -> None:
-        """Takes a rank's report. From any thread."""
+        """Takes a rank's report. May be called from any thread."""
         if isinstance(report, RankConnected):
             self._post(lambda: self._connected(report))
         elif isinstance(report, RankPartLate):
@@ -87,7 +89,7 @@ class RankReaders:
             part.receiver.landed(None, ReadSize(report.num_bytes, report.num_descriptors))
             return
         cause = next((one for one in get_args(TransferFailure) if one == report.cause), None)
-        if cause == "peer_gone":  # the next ticket of this peer makes a new handshake, on all ranks
+        if cause == "peer_gone":  # so the next ticket of this peer causes a new handshake, on all ranks
             self._forget(part.incarnation)
         part.receiver.landed(TransferError(report.error, cause=cause), NOTHING)
 

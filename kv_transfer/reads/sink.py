@@ -1,4 +1,4 @@
-"""The decode side of the handoff: reads a peer's blocks and state, and trusts no data before it is checked.
+"""The decode side of the handoff: reads a peer's blocks and state, and checks the data before anyone uses it.
 
 Other threads use this module to reach the transfer thread. The transfer thread runs
 :mod:`kv_transfer.reads.transfer` (one request's parts and their validation), :mod:`kv_transfer.nixl.flights`
@@ -32,8 +32,8 @@ from wire.messages.handoff import Done, HandshakeReply, HandshakeRequest, Ticket
 class TransferSink:
     """Owns the decode server's transfers and its NIXL agent. Methods are thread-safe.
 
-    ``introduction`` is what this server sends in a handshake. ``ranks`` are this server's other ranks; each
-    reads its own share.
+    ``introduction`` is the message that this server sends in a handshake. ``ranks`` are this server's other
+    ranks; each of them reads its own share.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class TransferSink:
         listener: TransferListener,
         ranks: RankProcesses | None = None,
     ) -> None:
-        # The most transfers that may be under way: each fills a slot, or blocks if the model has no state.
+        # Maximum number of transfers under way: each fills a slot, or a block if the model has no state.
         num_units = caches.num_slots if caches.spec.has_state else caches.num_blocks
         epochs = torch.zeros(num_units, dtype=torch.int64)
         self.introduction = introduction
@@ -59,7 +59,7 @@ class TransferSink:
         self._setup = TransferSetup(self._reader.peers, readers, check, self.counts, listener)
 
     def take_report(self, rank: int, report: RankReport) -> None:
-        """Takes another rank's report about its reads. From any thread."""
+        """Takes another rank's report about its reads. May be called from any thread."""
         assert self._rank_readers is not None
         self._rank_readers.take_report(rank, report)
 
@@ -68,9 +68,10 @@ class TransferSink:
         return self._reader.peers.knows(incarnation)
 
     def add_peer(self, address: str, reply: HandshakeReply) -> None:
-        """Connects to a prefill server and reads once from it, so that no request pays for that.
+        """Connects to a prefill server and reads once from it, so that no request waits for the first
+        contact.
 
-        Blocks until both are done. Raises :class:`HandshakeError` if the two servers may not share state or
+        Returns when both are done. Raises :class:`HandshakeError` if the two servers may not share state or
         the peer can't be reached.
         """
         check_same_model(self.introduction, reply, f"the prefill server at {address}")
@@ -91,9 +92,9 @@ class TransferSink:
     def begin(self, request_id: str, incarnation: str, *, deadline_s: float) -> SinkTransfer:
         """Returns a new transfer from that incarnation of a prefill server. It has read nothing yet.
 
-        The caller must end it by :meth:`SinkTransfer.finish` or :meth:`SinkTransfer.fail`. The listener is
-        told of the end. While a read is under way, the listener is told at most about ``deadline_s``
-        seconds after the last sign of progress.
+        The caller must end the transfer by :meth:`SinkTransfer.finish` or :meth:`SinkTransfer.fail`. The
+        listener is called at the end. If reads are under way and none of them ends for about ``deadline_s``
+        seconds, the transfer fails.
         """
         transfer = Transfer(self._setup, request_id, incarnation, deadline_s=deadline_s)
         self._thread.post(transfer.begin)
@@ -110,8 +111,8 @@ class TransferSink:
     ) -> None:
         """Reads all that ``ticket`` names into our ``block_ids`` and ``state_slot``; returns at once.
 
-        The prompt's first ``first_block`` blocks are already here; ``block_ids`` are for the others. The slot
-        is null if the model has no state.
+        The prompt's first ``first_block`` blocks are already here; ``block_ids`` are for the blocks after
+        them. ``state_slot`` is the null slot if the model has no state.
         """
         transfer = self.begin(ticket.request_id, ticket.incarnation, deadline_s=deadline_s)
         part = Part.last(block_ids, ticket.block_ids[first_block:], state_slot, ticket.state_slot)
@@ -146,7 +147,7 @@ class SinkTransfer:
         self._transfer = transfer
 
     def read_part(self, part: Part) -> None:
-        """Reads a part; other parts may be under way."""
+        """Reads a part; other parts may still be under way."""
         self._thread.post(lambda: self._transfer.read_part(part))
 
     def finish(self, part: Part, lease: Done) -> None:

@@ -1,11 +1,11 @@
 """One request's transfer: any number of parts, then one validation for all of them, then ``Done``.
 
     transfer.read_part(part) …        only data; several parts at a time, as the peer computes them
-    transfer.finish(part, lease)      the last part, with the state; when all have landed, the epoch's check
+    transfer.finish(part, lease)      the last part, with the state; then the check of the epoch
 
-A part that fails or is late fails the transfer. A transfer's patience runs only while it has a read under
-way: a peer that computes for a minute is not late. The destination of a transfer that was given up stays in
-quarantine until every part that was posted has ended, by success or failure.
+If a part fails or is late, the transfer fails. The time until a transfer is late (its patience) runs only
+while it has a read under way: a peer that computes for a minute is not late. The destination of a transfer
+that was given up stays in quarantine until every part that was posted has ended, by success or failure.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ class TransferResult:
     num_bytes: int
     num_descriptors: int
     seconds: float
-    """Counted from :meth:`Transfer.finish`, when all could be read; without that call from the start."""
+    """Counted from the call of :meth:`Transfer.finish`, or from the transfer's start if there was no such
+    call."""
     error: TwinfangError | None
     settled: bool
-    """False if bytes may still land at the destination. The listener is told when none can any more."""
+    """False if bytes may still land at the destination; :meth:`TransferListener.settled` then follows."""
     early_bytes: int = 0
     """The part of ``num_bytes`` that had landed before the last part could be read."""
 
@@ -46,7 +47,7 @@ class TransferListener:
         """Called exactly once per transfer."""
 
     def settled(self, request_id: str) -> None:
-        """Called when no byte can land any more, if bytes could at the time of :meth:`transferred`."""
+        """Called when no byte can land any more, if :meth:`transferred` reported that bytes still could."""
 
     def failed(self, fault: BaseException) -> None:
         """Called for a bug in the transfer thread: nothing is read any more, and the process should end."""
@@ -78,7 +79,8 @@ class TransferSetup:
 
 
 class Transfer:
-    """Reads of one request from one peer. Any thread may make it; then only the transfer thread uses it."""
+    """Reads of one request from one peer. Any thread may create it; afterwards only the transfer thread uses
+    it."""
 
     def __init__(self, setup: TransferSetup, request_id: str, incarnation: str, *, deadline_s: float) -> None:
         self.request_id = request_id
@@ -107,7 +109,8 @@ class Transfer:
         if self._peer is None:
             self.fail(TransferError("the prefill server that wrote the ticket is gone"))
             return
-        self.took_off()  # counts as one read until all are posted: a small read often ends while it is posted
+        # Stands for the reads that are not posted yet: a small read often ends before the next one is posted.
+        self.took_off()
         error = None
         try:
             for reader in self._setup.readers:
@@ -117,7 +120,7 @@ class Transfer:
         self.landed(error, NOTHING)
 
     def finish(self, part: Part, lease: Done, *, asked_s: float) -> None:
-        """Reads the last part; when all parts have landed, validates them at once."""
+        """Reads the last part; when all parts have landed, validates them together."""
         self._early_bytes = self._num_bytes
         self._waited_since_s = asked_s
         self.read_part(part)
@@ -165,7 +168,7 @@ class Transfer:
             self._validate(self._lease)
 
     def _validate(self, lease: Done) -> None:
-        """Reads the lease's epoch to learn whether the data, which is here, was still under lease."""
+        """Reads the lease's epoch, to learn whether it was still valid when the data landed."""
         assert self._peer is not None
         self.took_off()
         try:
@@ -181,7 +184,7 @@ class Transfer:
 
     def _conclude(self, lease: Done) -> None:
         assert self._peer is not None
-        self._report(None)  # first: only the peer waits for the rest, the request need not
+        self._report(None)  # first: the request need not wait for the message to the peer
         self._setup.check.conclude(self._peer, lease, self.request_id)
 
     def late(self) -> None:

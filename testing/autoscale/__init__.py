@@ -1,1 +1,1 @@
-"""What tests of the autoscaler share."""
+"""Code that tests of the autoscaler share."""

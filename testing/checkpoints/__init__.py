@@ -1,1 +1,1 @@
-"""Small checkpoints of every family, and the table of what the tests show of each family."""
+"""Small checkpoints of every family, and the table of features that tests show for each family."""

@@ -231,8 +231,9 @@ MODES = ("none", "align", "all")
 
 
 def mode_pairs(first: int, always: Collection[str]) -> list[ParameterSet]:
-    """Return parameters (name, cache mode, k). Every run includes one pair of each checkpoint in ``always``,
-    with speculation; ``first`` chooses which pair."""
+    """Return parameters (name, cache mode, k). Every run includes one pair (cache mode, k) with speculation
+    for each checkpoint in ``always``; ``first`` chooses which pair. Other parameters run only in ``make
+    test-all``."""
     pairs = []
     for i, name in enumerate(CASES):
         for j, mode in enumerate(MODES):
@@ -243,7 +244,7 @@ def mode_pairs(first: int, always: Collection[str]) -> list[ParameterSet]:
 
 
 def exhaustive_but(*names: str) -> list[ParameterSet]:
-    """Return all checkpoints. Every run includes the named ones."""
+    """Return all checkpoints as parameters. Every run includes the named checkpoints."""
     return [pytest.param(one, marks=[] if one in names else [pytest.mark.exhaustive]) for one in CASES]
 
 
@@ -278,8 +279,8 @@ def family_logits(model_dir: str | Path, token_ids: list[int]) -> torch.Tensor:
 
 @torch.inference_mode()
 def family_drafting(model_dir: Path, token_ids: list[int]) -> torch.Tensor:
-    """Return the output of Qwen's MTP layer at all positions except the last, ``[n - 1, hidden]``: its
-    formula around transformers' own layer."""
+    """Return the output ``[n - 1, hidden]`` of Qwen's MTP layer at all positions except the last. Computes
+    the MTP formula with transformers' own layer inside."""
     config, tensors = AutoConfig.from_pretrained(model_dir), load_file(model_dir / "model.safetensors")
     hidden = (
         _oracle(str(model_dir)).model(torch.tensor([token_ids]), use_cache=False).last_hidden_state[0, :-1]
@@ -336,7 +337,7 @@ def _random(name: str, shape: torch.Size, generator: torch.Generator, *, zero_ce
         return torch.randn(shape, generator=generator) * std + mean
 
     kind = name.rsplit(".", 1)[-1]
-    if kind == "A_log":  # decays from almost none to almost all
+    if kind == "A_log":  # the share that decays per token ranges from almost 0 to almost 1
         return torch.rand(shape, generator=generator) * 3 - 1
     if kind == "dt_bias":
         return normal(1.0, mean=-2.0)

@@ -1,4 +1,4 @@
-"""The table of docs/models.md, family by feature, from the results that tests of families record.
+"""Makes the table of docs/models.md, family by feature, from the results that tests of families record.
 
     python -m pytest -m '' --model-table \\
         tests/engine/models/test_families.py tests/end_to_end/models/test_families.py
@@ -44,7 +44,7 @@ class Feature(Enum):
 
 
 class ModelTable:
-    """A pytest plugin that gathers what tests recorded, also from worker processes."""
+    """A pytest plugin that gathers the recorded features, also from worker processes."""
 
     def __init__(self) -> None:
         self.passed: Counter[tuple[str, Feature]] = Counter()

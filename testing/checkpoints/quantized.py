@@ -1,6 +1,7 @@
 """Quantised checkpoints in published formats, made from the checkpoints that tests make.
 
-Beside each lies the same checkpoint with dequantised weights, for oracles that support only float32.
+For each, the same checkpoint with dequantised weights is written as well, for oracles that support only
+float32.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch import Tensor
 from kernels.linear.quantized_weight import FP8, QuantizedWeight
 
 BLOCK = 24
-"""Divides hardly any size, so the last blocks are cut off, and rank cuts lie beside block borders."""
+"""Divides hardly any size, so the last blocks are incomplete, and ranks are not cut at block borders."""
 NEVER_QUANTIZED = ("embed", "norm", "conv1d", "lm_head", ".gate.", "router", "shared_expert_gate")
 KV_SCALES = {"k_proj.k_scale": 0.017, "v_proj.v_scale": 0.031}
 
@@ -37,7 +38,7 @@ class Format:
     config: Callable[[list[str]], dict[str, object]]
     """Turns the list of unquantised layers into ``quantization_config``."""
     is_beside: bool = False
-    """Whether the configuration goes to ``hf_quant_config.json``."""
+    """Whether the configuration is written to ``hf_quant_config.json``, a file next to ``config.json``."""
     has_kv_scales: bool = False
 
 
@@ -73,7 +74,7 @@ def write_quantized(source: Path, directory: Path, name: str, *, excluded: tuple
             left.append(layer)
             continue
         del quantized[key]
-        if tensor.ndim == 3:  # of all experts
+        if tensor.ndim == 3:  # the weights of all experts
             weights = [quantize(one, form.stored, form.block) for one in tensor]
             written = [form.write(layer, weight) for weight in weights]
             quantized |= {name: torch.stack([one[name] for one in written]) for name in written[0]}

@@ -3,10 +3,10 @@
 Two properties of NemotronH in transformers 5.23 that the oracle has to avoid:
 
 * The scan clamps dt to ``time_step_min`` instead of ``time_step_limit``, and cached single-token decoding
-  clamps nothing. Here both fields say the same in every directory, and the oracle sets them equal in any
-  other directory it is given.
-* Cached decoding takes another path than the scan. The oracle recomputes the whole sequence without a
-  cache: slower, and right whatever dt limit is set.
+  clamps nothing. Both fields are equal in every directory that this module writes, and the oracle sets them
+  equal in any other directory that it gets.
+* Cached decoding runs other code than the scan. The oracle recomputes the whole sequence without a cache:
+  this is slower, but right for any dt limit.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class CheckpointShape:
     mtp_pattern: str | None = None
     """Sublayers of an MTP layer; None for a checkpoint without one."""
     extra_config: dict[str, object] = field(default_factory=dict)
-    """Written into ``config.json`` over what transformers wrote."""
+    """Entries that replace those that transformers wrote into ``config.json``."""
 
 
 DENSE = CheckpointShape(pattern="M*M-M*")
@@ -121,7 +121,7 @@ class GreedyOracle:
 
     token_ids: list[int]
     gaps: list[float]
-    """Best minus second logit at each step, relative to the best's magnitude."""
+    """At each step, the best logit minus the second best, relative to the magnitude of the best."""
 
 
 def transformers_greedy(
@@ -152,7 +152,7 @@ def transformers_logits(model_dir: str | Path, token_ids: list[int]) -> torch.Te
 
 @torch.inference_mode()
 def transformers_hidden(model_dir: str | Path, token_ids: list[int]) -> torch.Tensor:
-    """Hidden states ``[n, hidden]`` after the last norm, otherwise as :func:`transformers_logits`."""
+    """Like :func:`transformers_logits`, but returns the hidden states ``[n, hidden]`` after the last norm."""
     model = _transformers_model(str(model_dir))
     return model.model(torch.tensor([token_ids]), use_cache=False).last_hidden_state[0]
 
@@ -204,7 +204,7 @@ def _randomize(model: NemotronHForCausalLM, generator: torch.Generator) -> None:
             normal(parameter, 0.5)
         elif name.startswith("lm_head"):
             normal(parameter, 4.0 / math.sqrt(parameter.shape[-1]))
-        else:  # projections: unit gain, twice that where relu^2 or softmax flattens
+        else:  # projections: a gain of 1, or 2 where relu^2 or softmax flattens outputs
             gain = 2.0 if ("down_proj" in name or "q_proj" in name or "k_proj" in name) else 1.0
             normal(parameter, gain / math.sqrt(parameter.shape[-1]))
 

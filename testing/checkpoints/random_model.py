@@ -1,6 +1,6 @@
-"""The models that all arrangements serve: NemotronH of two sizes with random weights in float32.
+"""The models that all arrangements of servers in a benchmark serve: NemotronH of two sizes, random float32.
 
-The content depends only on the shape. Weights are scaled so that logits lie apart (see
+The weights depend only on the shape. They are scaled so that logits clearly differ (see
 :mod:`testing.checkpoints.random_checkpoint`): arrangements that compute the same model give the same greedy
 answer.
 """

@@ -1,7 +1,7 @@
 """The metrics that processes export: names, labels and their values, read from real registries.
 
 The router is real: it serves HTTP, looks for pods and uses scripted servers. A server's page is the page that
-a prefill or decode server shows, with invented figures. ``tests/end_to_end/clients/test_telemetry.py`` tests
+a prefill or decode server shows, with invented values. ``tests/end_to_end/clients/test_telemetry.py`` tests
 that running processes show the same names.
 """
 

@@ -33,13 +33,13 @@ Manifest = dict[str, Any]
 
 @functools.cache
 def helm_binary() -> Path:
-    """The released ``helm``, unpacked beside the package that carries it."""
+    """Path of the released ``helm``, unpacked into the folder of the package that contains it."""
     return _unpacked("helm/helm")
 
 
 @functools.cache
 def kubectl_binary() -> Path:
-    """The released ``kubectl`` of the same package."""
+    """Path of the released ``kubectl`` from the same package."""
     return _unpacked("kubectl/kubectl")
 
 
@@ -89,7 +89,7 @@ def run_helm(*arguments: str, stdin: str = "") -> str:
 
 
 def of_kind(manifests: list[Manifest], kind: str) -> dict[str, Manifest]:
-    """Return the manifests of a kind by name, without the release's name."""
+    """Return the manifests of a kind by name. The names don't include the release's name."""
     prefix = f"{RELEASE}-twinfang-"
     found = [manifest for manifest in manifests if manifest["kind"] == kind]
     return {manifest["metadata"]["name"].removeprefix(prefix): manifest for manifest in found}

@@ -66,11 +66,12 @@ class KubernetesApi:
         self.forbidden: set[str] = set()
         """Verbs that the token's role does not allow: list, watch, get, patch."""
         self.page_size: int | None = None
-        """Largest length of a page, whatever the limit; None: as the client asks."""
+        """Maximum length of a page, also if the client's limit is higher. None: only the client's limit
+        counts."""
         self.watch_answer: int | None = None
-        """Status that answers every watch; None: a stream."""
+        """Status with which every watch is answered. None: a watch is answered with a stream."""
         self.gone_as_event = True
-        """Whether an old version is reported by an event in a stream or by the status."""
+        """Whether a version that is too old is reported by an event in the stream, and not by the status."""
         self.is_silent = False
         """Simulates half-open connections: requests arrive but get no answer, and watches get no more
         events."""
@@ -91,7 +92,7 @@ class KubernetesApi:
     # --- the process -------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Start, after the first time on the same port."""
+        """Start the server. A later start uses the same port as the first."""
         app = web.Application()
         app.router.add_get(PODS, self._get_pods)
         app.router.add_route("GET", SCALE, self._get_scale)
@@ -221,13 +222,13 @@ class KubernetesApi:
         self._pages.clear()
 
     def break_watches(self) -> None:
-        """Break all watches, as a load balancer does that loses its connections."""
+        """Break all watches, like a load balancer that loses its connections."""
         for watch in self._watches:
             if watch.transport is not None:
                 watch.transport.abort()
 
     def end_watches(self) -> None:
-        """End all watches in order, as at ``timeoutSeconds``."""
+        """End all watches cleanly, as if their ``timeoutSeconds`` were over."""
         self.say(None)
 
     def say(self, data: bytes | None) -> None:
@@ -366,7 +367,8 @@ async def running_api(**settings: Any) -> AsyncIterator[KubernetesApi]:
 
 @contextmanager
 def api_in_thread() -> Iterator[tuple[KubernetesApi, Callable[..., Any]]]:
-    """For tests without an event loop: ``do(api.create_pod, "a")`` calls the API where it runs."""
+    """For tests without an event loop: ``do(api.create_pod, "a")`` calls the API in the thread of its
+    loop."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="kubernetes-api")
     thread.start()

@@ -1,4 +1,4 @@
-"""LeaderWorkerSets as the API would judge them, and their pods as its controller makes them."""
+"""Checks LeaderWorkerSets as the API server would, and makes their pods as the controller would."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ CRD = Path(__file__).with_name("leaderworkerset_crd.yaml")
 
 
 def validate_group(group: Manifest, kube_version: str) -> None:
-    """Raises ``jsonschema.ValidationError`` for what the definition of the resource does not take, and
-    ``kubernetes_validate.ValidationError`` for pods that Kubernetes does not."""
+    """Raises ``jsonschema.ValidationError`` if the resource's definition does not allow the object, and
+    ``kubernetes_validate.ValidationError`` if Kubernetes does not allow its pods."""
     jsonschema.validate(group, _schema())
     templates = group["spec"]["leaderWorkerTemplate"]
     for name in ("leaderTemplate", "workerTemplate"):
@@ -27,7 +27,8 @@ def validate_group(group: Manifest, kube_version: str) -> None:
 
 
 def pods_of(group: Manifest) -> list[tuple[str, Manifest, dict[str, str]]]:
-    """Of the first group, leader first: name, template and the variables that every container of it gets."""
+    """Returns each pod of the first group, leader first: its name, its template and its containers'
+    variables."""
     name, templates = group["metadata"]["name"], group["spec"]["leaderWorkerTemplate"]
     worker = templates["workerTemplate"]
     pods = []
@@ -44,7 +45,7 @@ def pods_of(group: Manifest) -> list[tuple[str, Manifest, dict[str, str]]]:
 
 @functools.cache
 def _schema() -> dict[str, Any]:
-    """Of the custom resource, refusing fields that it does not know."""
+    """Returns the custom resource's schema, made strict: it refuses unknown fields."""
     definition = yaml.safe_load(CRD.read_text(encoding="utf-8"))
     (version,) = definition["spec"]["versions"]
     schema: dict[str, Any] = _closed(version["schema"]["openAPIV3Schema"])

@@ -88,7 +88,7 @@ class Node:
 
     async def start_group(self, group: Manifest) -> list[Pod]:
         """Start the first group of a LeaderWorkerSet, leader first, and return its pods once all are ready.
-        They get their leader's IP, because there are no host names here."""
+        The pods get their leader's IP, because there are no host names here."""
         leader_ip, pods = f"127.0.1.{self.num_started + 1}", []
         for name, template, variables in pods_of(group):
             maker = {**group, "spec": {"template": template}}
@@ -128,7 +128,7 @@ class Node:
         return argument
 
     async def gone(self, pod: Pod) -> None:
-        """Wait until the pod has ended by itself, in order."""
+        """Wait until the pod has ended by itself, without an error."""
         code = await asyncio.wait_for(
             pod.process.wait(), float(pod_of(pod.deployment)["terminationGracePeriodSeconds"])
         )
@@ -136,8 +136,8 @@ class Node:
         await self._forget(pod)
 
     async def stop(self, pod: Pod) -> None:
-        """Stop a pod: announce the end, run preStop, send SIGTERM. A pod that still runs after its grace has
-        failed."""
+        """Stop a pod: announce the end, run preStop, send SIGTERM. Fails if the pod still runs after its
+        grace period."""
         grace_s = float(pod_of(pod.deployment)["terminationGracePeriodSeconds"])
         began_s = time.monotonic()
         pod.terminating_since_s = began_s

@@ -46,8 +46,8 @@ def layer_sequences(*lengths: int) -> list[Sequence]:
 
 
 def chunks_and_decoded_tokens(driver: LayerDriver) -> list[tuple[Sequence, Tensor]]:
-    """Run three sequences, whose chunks are computed beside others' decode rows; return the outputs for all
-    their tokens."""
+    """Run three sequences, in steps that mix chunks of one with decode rows of others. Return the outputs for
+    all their tokens."""
     a, b, c = sequences = layer_sequences(40, 1, 70)
     outputs: dict[int, list[Tensor]] = {id(sequence): [] for sequence in sequences}
     for pieces in ([(a, 39), (c, 33)], [(a, 1), (b, 1), (c, 36)], [(c, 1)]):
@@ -57,7 +57,7 @@ def chunks_and_decoded_tokens(driver: LayerDriver) -> list[tuple[Sequence, Tenso
 
 
 class MtpDriver(Driver):
-    """Runs target and MTP layer; a step returns the MTP layer's outputs ``[n, hidden]``, piece by piece."""
+    """Runs target and MTP layer. A step returns the MTP layer's outputs ``[n, hidden]`` for each piece."""
 
     def compute(self, batch: Batch, next_ids: Tensor) -> Tensor:
         hidden = self.model.forward(batch, self.caches.layers)
@@ -67,8 +67,8 @@ class MtpDriver(Driver):
 
     @torch.inference_mode()
     def loop(self, sequences: list[Sequence], outputs: Tensor, num_drafts: int) -> tuple[Tensor, Tensor]:
-        """Run the MTP loop from each sequence's newest output ``[R, hidden]``; return drafts ``[R, k]`` and
-        their outputs ``[R, k, hidden]``.
+        """Run the MTP loop from the newest output of each of R sequences, ``[R, hidden]``. Return drafts
+        ``[R, k]`` and their outputs ``[R, k, hidden]``.
         """
         drafts = [self.model.logits(outputs).argmax(-1)]
         collected = [outputs]

@@ -10,7 +10,7 @@ from engine.ranks.processes import RankProcesses
 
 
 def own(engine):
-    """The engine of this process itself, alone or rank 0's."""
+    """Return the engine of this process, which is either the only one or rank 0's."""
     return engine.own if isinstance(engine, LeadEngine) else engine
 
 

@@ -1,9 +1,9 @@
 """A simulated device for the scheduler's tests. It has no tensors: each slot and KV cell records which prefix
 it holds.
 
-Steps behave as on a real device: decode rows depend on what the previous step left *here*, not on what the
-host knows; drafts are right at random; everything after a rejected draft is junk. Every use is checked, so an
-index that is stale, freed early or handed out twice shows as wrong content.
+Steps behave as on a real device: decode rows depend on the row tables that the previous step left on this
+device, not on what the host knows. Drafts are right at random; everything after a rejected draft is junk.
+Every use is checked, so an index that is stale, freed early or given out twice is found by its wrong content.
 """
 
 from __future__ import annotations
@@ -122,8 +122,7 @@ class ModelledDevice:
         self._set_state(request.memory.state_slot, tuple(tokens[:length]))
 
     def receive_late(self, request):
-        """Let bytes of an abandoned transfer arrive, where the memory must not be in use by another request
-        yet."""
+        """Let bytes of an abandoned transfer arrive. No other request may use their memory yet."""
         for block_id in request.memory.block_ids[len(request.memory.nodes) :]:
             self.blocks[block_id] = ["late"] * self.block_size
         self._set_state(request.memory.state_slot, "late")
@@ -140,8 +139,8 @@ class ModelledDevice:
             assert found == tuple(tokens[:length]), (request.request_id, length, state_slot, found)
 
     def check_cache(self):
-        """Check that each cached block holds the tokens that follow its parent's, and each cached state its
-        tokens' state."""
+        """Check that each cached block holds the tokens that follow its parent's tokens, and that each cached
+        state is the state after its tokens."""
         prefixes = {None: ()}
 
         def prefix(node):
@@ -164,7 +163,7 @@ class ModelledDevice:
     # --- a step ----------------------------------------------------------------------------------
 
     def launch(self, plan):
-        """Run the whole step, from what the host knows now and what earlier steps left here."""
+        """Run the whole step, from what the host knows now and what earlier steps left on this device."""
         flight = Flight(plan)
         uses = [self._uses(row) for row in plan.rows]
         self._check_apart(uses)
@@ -213,8 +212,8 @@ class ModelledDevice:
         return [(length + i + 1, kept.get(length + i + 1, slot)) for i, slot in enumerate(slots)]
 
     def _check_apart(self, uses):
-        """Check that no row writes what another row uses, what is cached, what nobody owns, or the null
-        entries."""
+        """Check that no row writes memory that another row uses, that is cached, that nobody owns, or that is
+        a null entry."""
         cache, owned = self.owned.cache, self.owned
         cached_slots = {state.slot for state in cache._states}
         cached_blocks = {node.block_id for node in cache._nodes.values()}

@@ -27,8 +27,8 @@ class MtpOracle:
         self.layer_types: list[str] = self.config["mtp_layers_block_type"]
 
     def drafts(self, token_ids: list[int], num_drafts: int) -> tuple[list[int], Tensor]:
-        """Return drafts after all tokens except the last and after the last token itself, and their hidden
-        states."""
+        """Return the tokens that the layer drafts after ``token_ids``, and their hidden states. The target
+        has computed all of ``token_ids`` except the last."""
         hidden = transformers_hidden(self.model_dir, token_ids[:-1]).double()
         next_ids = list(token_ids[1:])
         outputs = []

@@ -1,4 +1,5 @@
-"""Whether engines that tests make themselves sanitize: the same as in processes that tests start."""
+"""Whether the sanitizer is on in engines of the test's own process: the same as in processes that it
+starts."""
 
 import os
 

@@ -19,7 +19,7 @@ BLOCK_SIZE = 8
 BLOCKS_EACH = 12
 SLOTS_EACH = 4
 PIECES = (1, 1, 2, 3, 7, 16, 33, 64)
-"""Tokens of a sequence in one step."""
+"""Numbers of a sequence's tokens that one step may compute."""
 
 
 class Sequence:
@@ -87,9 +87,10 @@ class Driver:
         return [logits[id(seq)] for seq, _ in pieces]
 
     def run_in_random_pieces(self, sequences: Items[Sequence], choose: random.Random) -> list[Tensor]:
-        """Runs all tokens: chunks of one become decode rows beside the chunks of others; rows come and go.
+        """Runs all tokens. Pieces of one token become decode rows in the same step as other sequences'
+        chunks.
 
-        Returns what :meth:`step` does, for each sequence.
+        Sequences join and leave between steps. Returns the logits of :meth:`step` for each sequence.
         """
         collected: dict[int, list[Tensor]] = {id(seq): [] for seq in sequences}
         while unfinished := [seq for seq in sequences if seq.num_computed < len(seq.token_ids)]:
@@ -103,9 +104,10 @@ class Driver:
         return [torch.cat(collected[id(seq)]) for seq in sequences]
 
     def step_speculative(self, sequences: Items[Sequence], num_positions: int) -> list[Tensor]:
-        """Runs ``num_positions`` tokens of each as decode rows; the state after the i-th goes to slot i.
+        """Runs ``num_positions`` tokens of each sequence as decode rows; token i's state is written to slot
+        i.
 
-        The caller says what was accepted with ``seq.num_computed`` and ``seq.slot``.
+        Afterwards the caller sets ``seq.num_computed`` and ``seq.slot`` by the number of accepted tokens.
         """
         rows = DecodeRows(
             num_rows=len(sequences),
@@ -126,7 +128,7 @@ class Driver:
         pieces: Items[tuple[Sequence, int]],
         num_padding_rows: int,
     ) -> dict[int, Tensor]:
-        """Padding rows stand between decode and prefill rows."""
+        """Runs one step. Padding rows are placed between decode and prefill rows."""
         ids: list[int] = []
         next_ids: list[int] = []
         positions: list[int] = []

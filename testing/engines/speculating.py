@@ -27,12 +27,12 @@ from wire.messages.generation import RequestStats, TokenLogprobs
 from wire.messages.sampling_params import SamplingParams
 
 LOGPROB_TOLERANCE = 5e-5
-"""Float32 rounding on random weights, whose logits are large: without speculation a request alone and the
-same one in a batch differ by 2e-5. A trained model's are compared to 1e-5."""
+"""Room for float32 rounding with random weights, whose logits are large: without speculation, a request that
+runs alone and the same request in a batch differ by 2e-5. For a trained model the tolerance is 1e-5."""
 MOST_STEPS = 3000
 """A run with more steps than this counts as hanging."""
 MOST_ENGINES = 40
-"""Most engines kept at a time; each has pools of 64 MiB."""
+"""Maximum number of engines kept at a time; each has pools of 64 MiB."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,8 @@ class Answer:
 
 
 def serve(engine, asks, concurrency=32, *, per_step=32, cancels=None, on_step=None) -> list[Answer]:
-    """Return the answers in order. ``per_step`` requests join at a time, and more as others leave.
+    """Return the answers in order. At most ``per_step`` requests join before a step, as long as there is
+    room.
 
     ``cancels``: by request index, the number of tokens after which the request is cancelled; its answer ends
     as ``cancelled``.
@@ -161,7 +162,7 @@ class Engines:
         return engine
 
     def plain(self, model_dir: Path, asks: Sequence[Ask]) -> list[Answer]:
-        """The answers without speculation, and without a cache."""
+        """Return the answers without speculation and without a prefix cache."""
         new = [ask for ask in dict.fromkeys(asks) if (model_dir, ask) not in self._plain]
         if new:
             engine = self.get(model_dir, "none", 0, None, 0)
@@ -171,7 +172,7 @@ class Engines:
 
 
 def make_engine(model_dir, mode, k, drafter, ahead, **settings) -> Engine:
-    """A sanitized engine that reads every step back at once, or one that launches a step ahead."""
+    """Return an engine. It is not sanitized if it launches steps ahead, because such steps can't be."""
     settings = {"max_num_seqs": 32, "cache_memory_bytes": 64 << 20, "max_batch_tokens": 256, **settings}
     if mode == "all" and read_config(model_dir).recurrent is not None:
         settings.setdefault("state_block_size", settings.get("block_size", 16))
@@ -209,7 +210,7 @@ class ScriptedDrafter:
     |---|---|
     | right | the answer |
     | wrong | something else, from the first draft on |
-    | mixed | any number of right ones, then a wrong one, then anything; now and then fewer than it may |
+    | mixed | any number of right drafts, a wrong one, then any; sometimes fewer drafts than allowed |
     """
 
     def __init__(

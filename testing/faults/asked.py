@@ -1,6 +1,7 @@
-"""Requests that meet a fault: sent at once through every pairing of servers, with all prompts leased.
+"""Requests that meet a fault. They are sent at the same time through every pairing of servers.
 
-The decode servers are frozen until then, so that the fault strikes at the moment that a test's name gives.
+The decode servers are frozen until all prompts are leased, so that the fault happens at the moment that a
+test's name says.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ RETRIES = "3 attempts"
 
 @dataclass
 class Asked:
-    """Running requests, by router, and the answers of an undisturbed server."""
+    """Running requests by router, and the answers that an undisturbed server gave to the same requests."""
 
     fleet: Fleet
     replies: list[Future[Reply]]
@@ -74,6 +75,6 @@ def thaw_decode(fleet: Fleet) -> None:
 
 
 def until_all_read(fleet: Fleet) -> None:
-    """Waits until the reads from prefill-a have been posted; if anything holds them up, it is prefill-a."""
+    """Waits until the reads from prefill-a have been posted; after that, only prefill-a can delay them."""
     wait_until(lambda: fleet.stats("decode-local").transfers_in_flight == 1, "decode-local reads")
     wait_until(lambda: fleet.stats("decode").transfers_in_flight == 2, "decode reads")

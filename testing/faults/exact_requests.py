@@ -1,4 +1,4 @@
-"""Requests with known answers: those of an undisturbed server."""
+"""Requests whose exact answers are known, because an undisturbed server answered them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ class Requests:
     def make(
         self, count: int, *, num_prompt: int = 300, max_tokens: int = 24
     ) -> tuple[list[dict[str, Any]], list[list[int]]]:
-        """Returns ``count`` bodies and the exact answer to each. No prefix cache holds any part of them."""
+        """Returns ``count`` bodies and the exact answer to each. No prefix cache has any part of the
+        prompts."""
         bodies = [
             {
                 "prompt": [self._choose.randrange(5, 900) for _ in range(num_prompt)],

@@ -1,4 +1,4 @@
-"""Rules of the kernel's firewall (nftables) in one network namespace, set over netlink without any program.
+"""Rules of Linux's firewall (nftables) in one network namespace, set over netlink without any program.
 
 A rule is a string of bytes: first the conditions that a packet must meet, then what happens to the packet.
 
@@ -26,13 +26,13 @@ _NFTABLES: Final = 10
 _NEW_TABLE, _DELETE_TABLE, _NEW_CHAIN, _NEW_RULE = 0, 2, 3, 6
 _NESTED: Final = 0x8000
 _HEADER: Final = struct.Struct("=IHHII")  # netlink: length, type, flags, sequence number, port
-_FORWARD: Final = 2  # the hook that packets pass which are for somebody else
+_FORWARD: Final = 2  # the hook for packets that are forwarded to another host
 _VERDICT, _REGISTER = 0, 1
 _TABLE, _CHAIN = "faults", "forward"
 
 
 class FirewallError(Exception):
-    """The kernel refused a rule."""
+    """Linux refused a rule."""
 
 
 def _attribute(kind: int, value: bytes) -> bytes:
@@ -62,7 +62,7 @@ def _register_is(value: bytes) -> bytes:
 DROP: Final = _expression("immediate", _number(1, _VERDICT), _nested(2, _nested(2, _number(1, 0))))
 """Drops the packet silently."""
 RESET: Final = _expression("reject", _number(1, 1), _attribute(2, b"\0"))
-"""Answers TCP packets by a reset, as if nobody listened; drops all others."""
+"""Answers TCP packets with a reset, as if nobody listened; drops packets of other protocols."""
 
 
 def between(source: str, destination: str) -> bytes:
@@ -80,7 +80,7 @@ def one_in(count: int) -> bytes:
 
 class Firewall:
     """The rules for packets that a namespace forwards. ``netlink`` is a netfilter socket that was made in
-    it."""
+    that namespace."""
 
     def __init__(self, netlink: socket.socket) -> None:
         self._socket = netlink
@@ -96,7 +96,7 @@ class Firewall:
         table = _text(1, _TABLE)
         hook = _nested(4, _number(1, _FORWARD), _number(2, 0))
         messages = [
-            (_NEW_TABLE, _CREATE, table),  # so that there is one to delete
+            (_NEW_TABLE, _CREATE, table),  # so that the deletion that follows finds a table
             (_DELETE_TABLE, 0, table),
             (_NEW_TABLE, _CREATE, table),
             (_NEW_CHAIN, _CREATE, table + _text(3, _CHAIN) + hook + _text(7, "filter")),

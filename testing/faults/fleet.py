@@ -6,8 +6,9 @@
 | ``decode`` | decode, with room for four requests and 170 blocks |
 | ``decode-local`` | decode with ``--local-prefill``, and room for 64 requests |
 
-The servers don't use CMA, as between containers. So a prefill server takes part in each read, and a frozen
-one stops a read halfway. In front stands one router for each pairing of servers.
+As between containers, the servers don't use CMA (reads of another process's memory without its help). So a
+prefill server takes part in each read, and a frozen prefill server stops a read halfway. Each pairing of
+servers has its own router.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ LEASE_TTL_S = 2.0
 TRANSFER_DEADLINE_S = 2.0
 ANSWER_DEADLINE_S = 60.0
 HOLD_S = 15.0
-"""Time that routers wait for a frozen server, or for one so late on a loaded machine that it counts as
-absent."""
+"""Time that routers wait for a server that is frozen, or that answers so late on a loaded machine that
+routers take it for absent."""
 ADMIN_TOKEN = "of-the-fleet-that-tests-disturb-0123456789"
 
 _MODEL = ("--max-model-len", "1024", "--threads", "1")
@@ -112,7 +113,7 @@ class Fleet(ServerFleet):
 
     @contextlib.contextmanager
     def spare(self, name: str) -> Iterator[None]:
-        """Inside the block the process ``name`` is killed; soon after, it is started again."""
+        """The process ``name`` is killed inside the block; soon after the kill, it is started again."""
         successor = dataclasses.replace(self[name])
         num_waits = successor.log.count(WAITS)
         with self.fault("late-start"):
@@ -157,7 +158,7 @@ class Fleet(ServerFleet):
 
 @contextlib.contextmanager
 def running_fleet(folder: Path) -> Iterator[Fleet]:
-    """Starts all; at the end each process must stop cleanly."""
+    """Starts all processes; at the end each of them must stop cleanly."""
     with _running(folder, _ROUTERS, places={}, ucx_tls="^cma") as fleet:
         yield fleet
 
@@ -184,7 +185,7 @@ def _running(
         folder,
         _SERVERS,
         routers,
-        # Tests know whose turn it is, and kill servers that nobody starts again.
+        # With these flags tests know which server is next, and may kill servers that nobody starts again.
         router_flags=(
             *("--prefill-policy", "round_robin", "--decode-policy", "round_robin"),
             *("--hold-s", str(HOLD_S), "--admin-token-file", str(token)),

@@ -5,10 +5,10 @@
     prefill-b ──┘     forwards        └── front
 
 Every packet between two hosts passes the middle, which can drop, refuse or delay it. Hosts have no other way
-out: nothing leaves this machine. A test reaches a host's ports by loopback ports, which no fault affects:
-:class:`testing.faults.relay.Relay`.
+out: nothing leaves this machine. A test reaches a host's ports by loopback ports, which no fault affects
+(:class:`testing.faults.relay.Relay`).
 
-It needs root (CAP_SYS_ADMIN and CAP_NET_ADMIN), iproute2 and a kernel with nftables. Otherwise
+Such networks need root (CAP_SYS_ADMIN and CAP_NET_ADMIN), iproute2 and a Linux with nftables. Otherwise
 :class:`NetworkUnavailableError` says what is missing.
 """
 
@@ -55,7 +55,7 @@ class Host(Place):
     relay: Relay
 
     def open_port(self, port: int) -> None:
-        """Opens a port of this host to tests, by the same port of the host's own loopback address."""
+        """Opens a port of this host to tests, at the same port of this machine's loopback address."""
         self.relay.open(port, lambda: inside(self.namespace, lambda: self._connect(port)))
 
     def _connect(self, port: int) -> socket.socket:
@@ -167,7 +167,8 @@ def running_network(names: Sequence[str]) -> Iterator[Network]:
 
 
 def _link(host: Host, middle: str) -> None:
-    """Connects a host to the middle. ``gso_max_segs 1`` makes packets real packets, not segments of 64 KB."""
+    """Connects a host to the middle. ``gso_max_segs 1`` limits packets to real sizes; else they have 64
+    KB."""
     gateway = host.address.removesuffix(".2") + ".1"
     ends = (middle, host.name), (host.namespace, DEVICE)
     _run(*f"ip -n {middle} link add {host.name} type veth peer name {DEVICE} netns {host.namespace}".split())

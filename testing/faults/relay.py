@@ -15,7 +15,7 @@ STOP_DEADLINE_S = 5.0
 
 
 class Relay:
-    """Passes bytes on, in a separate thread."""
+    """Forwards bytes between connections, in a separate thread."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()

@@ -1,4 +1,4 @@
-"""The table of docs/reliability.md, from the results of the fault tests."""
+"""Makes the table of docs/reliability.md from the results of the fault tests."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def greedy_body(prompt: list[int] | str, max_tokens: int, **fields: Any) -> dict
 
 
 async def complete(client: httpx.AsyncClient, body: dict[str, Any]) -> Answer:
-    """One completion, not streamed; fails with the server's message."""
+    """Requests one completion, not streamed. If that fails, the error has the server's message."""
     response = await client.post("/v1/completions", json=body)
     assert response.status_code == 200, response.text
     choice = response.json()["choices"][0]
@@ -44,7 +44,7 @@ async def complete(client: httpx.AsyncClient, body: dict[str, Any]) -> Answer:
 
 
 async def stream(client: httpx.AsyncClient, body: dict[str, Any]) -> AsyncIterator[Answer]:
-    """One streamed completion; yields the answer so far after every event."""
+    """Streams one completion; after every event, yields the answer so far."""
     answer = Answer()
     async with client.stream("POST", "/v1/completions", json=body | {"stream": True}) as response:
         assert response.status_code == 200, await response.aread()

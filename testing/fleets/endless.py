@@ -16,7 +16,7 @@ MODULE = "testing.fleets.endless"
 
 
 class Endless:
-    """When this object is freed, its process stands still."""
+    """When this object is freed, its process hangs and never ends."""
 
     def __del__(self) -> None:
         threading.Event().wait()

@@ -1,4 +1,4 @@
-"""Tells a process with injected faults which of them are on (:mod:`testing.fleets.injected`)."""
+"""Tells a process with injected faults (:mod:`testing.fleets.injected`) which of these faults are on."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Servers and routers without a supervisor: a killed process stays dead until somebody starts it again.
 
-The fault tests and the soak use it to disturb processes on purpose. All processes end with the process that
-started them, however that ended: running ones notice the broken lifeline, and the kernel hangs up frozen
-ones, because each leads a process group that becomes orphaned.
+The fault tests and the soak disturb these processes on purpose. All processes end with the process that
+started them, whatever ended it: running processes notice that their lifeline is broken. Frozen processes get
+a hang-up signal from the operating system, because each leads a process group that becomes orphaned.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ START_INTERVAL_S = 0.2
 
 @dataclass(frozen=True)
 class Place:
-    """Where a process runs; by default here."""
+    """Where a process runs; by default on this machine's loopback address."""
 
     address: str = LOOPBACK
     """The address by which other processes reach it. From here, its port is always one of ``LOOPBACK``."""
     command: tuple[str, ...] = ()
-    """Prefix of a command line that runs it there."""
+    """Prefix of the command line that runs the process there."""
 
 
 HERE = Place()
@@ -142,8 +142,8 @@ class Fleet:
         return [*self.routers.values(), *self.servers.values()]
 
     def start(self, *names: str) -> None:
-        """Starts those of these processes, or of all, that don't run. Returns once routers use all
-        servers."""
+        """Starts those of the named processes (without names: of all processes) that don't run. Returns once
+        routers use all servers."""
         started = [self[name] for name in names or (*self.servers, *self.routers) if not self[name].is_alive]
         self._start(started)
         wait_until(self.is_connected, "every router uses all its servers")
@@ -186,7 +186,7 @@ class Fleet:
         return True
 
     def heal(self) -> None:
-        """Thaws what is frozen and starts what is dead."""
+        """Thaws frozen processes and starts dead ones."""
         for process in self.processes:
             if process.is_alive:
                 process.thaw()
@@ -242,8 +242,7 @@ def make_processes(
     environment: Mapping[str, str],
     places: Mapping[str, Place] = MappingProxyType({}),
 ) -> tuple[dict[str, Process], dict[str, Process]]:
-    """Returns servers by name with their command lines, and routers with the servers behind them. Nothing is
-    started."""
+    """Returns servers and routers by name, with their command lines. Nothing is started."""
     ports = dict(zip((*servers, *routers), free_ports(len(servers) + len(routers)), strict=True))
 
     def process(name: str, module: str, *arguments: str) -> Process:
@@ -254,7 +253,7 @@ def make_processes(
     def addresses(behind: tuple[str, ...]) -> list[str]:
         return [f"--{servers[one][0]}={places.get(one, HERE).address}:{ports[one]}" for one in behind]
 
-    without_metrics = ("--metrics-port", "off")  # whose ports might be taken
+    without_metrics = ("--metrics-port", "off")  # because other processes might use the metrics ports
     return (
         {
             name: process(name, server_module, *arguments, *without_metrics)
@@ -269,9 +268,10 @@ def make_processes(
 
 @contextlib.contextmanager
 def running(fleet: Fleet) -> Iterator[None]:
-    """Starts all. After the block each process must stop cleanly. In any case none is left running.
+    """Starts all processes. After the block each must stop cleanly. In any case no process is left running.
 
-    Ports are held for processes that listen here. For a process elsewhere, a relay listens already.
+    Ports are reserved for processes that listen on this host. For a process on another host, a relay already
+    listens at the port.
     """
     try:
         with ports_held(process.address for process in fleet.processes if process.place is HERE):

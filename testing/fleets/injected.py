@@ -11,9 +11,9 @@ A fault is on while a file of its name lies in the folder that the environment n
 | ``small-chunks`` | computes at most 32 tokens of a prompt a step, and rests for 50 ms before each |
 | ``late-start`` | waits, with everything imported, before it takes its port |
 | ``slow-steps`` | rests for 20 ms before each step of a decode server: requests wait as on a small machine |
-| ``slower-steps`` | rests for 100 ms there: answers are under way for as long as a test looks at them |
-| ``no-renewal`` | lets the leases of waiting requests run out: a mutation |
-| ``no-quarantine`` | reuses the destination of a read that missed its deadline: a mutation |
+| ``slower-steps`` | rests for 100 ms before each such step: answers last as long as a test looks at them |
+| ``no-renewal`` | lets the leases of waiting requests expire: a bug on purpose, which tests must find |
+| ``no-quarantine`` | reuses the destination of a read that missed its deadline: also a bug on purpose |
 """
 
 from __future__ import annotations

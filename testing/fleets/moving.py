@@ -56,7 +56,7 @@ def is_drained(stack, worker):
 
 
 def until_both_serve(stack):
-    """Waits until both decode servers serve in the router's own view, which may lag behind the servers."""
+    """Waits until the router sees both decode servers as serving, which may be later than they serve."""
     stack.wait_until(stack.is_ready, "all servers are connected")
     stack.wait_until(
         lambda: all(w["state"] == "serving" and w["stats"] for w in decode_workers(stack).values()),

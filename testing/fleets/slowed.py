@@ -1,7 +1,7 @@
 """A ``twinfang`` whose decode servers a test can slow down: ``python -m testing.fleets.slowed up …``.
 
-An answer's duration depends on the machine's speed. A test that disturbs running answers makes them take as
-long as it needs (:meth:`testing.fleets.stack.Stack.slow_steps`).
+An answer's duration depends on the machine's speed. A test that disturbs running answers slows them down, so
+that they last long enough on any machine (:meth:`testing.fleets.stack.Stack.slow_steps`).
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ MODULE = "testing.fleets.slowed"
 
 
 def prepare(command: str) -> None:
-    """Prepares a process: the processes of a stack become slowed ones, and servers get faults that can be
-    switched on."""
+    """Prepares a process: a stack starts its processes with this module too, and servers get faults that can
+    be switched on."""
     if command in ("up", "serve"):
         child.PROGRAM = (sys.executable, "-m", MODULE)
     elif command in ("prefill", "decode"):
-        from testing.fleets.injected import inject  # a router is to import no engine
+        from testing.fleets.injected import inject  # here: a router must not import the engine
 
         inject(Path(os.environ[FOLDER_VARIABLE]))
 

@@ -5,8 +5,8 @@
         stack.stats()["decode-0"].transfer_bytes
 
 Through the session's fixture ``stacks``, tests share one stack of the same flags. Tests that kill or freeze
-processes start their own. A failed test shows the end of the log of each stack that it used. A folder's
-``conftest.py`` switches both on with
+processes start stacks for themselves. A failed test shows the end of the log of each stack that it used. A
+folder's ``conftest.py`` switches shared stacks and logs on with
 
     from testing.fleets.stack import pytest_runtest_makereport, stacks
 """
@@ -90,8 +90,8 @@ class Stack(LaunchedStack):
         )
 
     def fault(self, name: str) -> contextlib.AbstractContextManager[None]:
-        """Gives servers this fault of :mod:`testing.fleets.injected` inside the block; the same conditions as
-        for :meth:`slow_steps`."""
+        """Gives servers this fault of :mod:`testing.fleets.injected` inside the block. The stack must come
+        from :func:`slowed_stack`."""
         return switched_on(self.folder / FAULTS_FOLDER, name)
 
     def slow_steps(self) -> contextlib.AbstractContextManager[None]:
@@ -106,7 +106,7 @@ class Stack(LaunchedStack):
         return pid
 
     def has_restarted(self, name: str, old_pid: int) -> bool:
-        """Whether the child that had this pid runs anew, and the whole stack is ready."""
+        """Whether the child that had this pid was replaced by a new process, and the whole stack is ready."""
         process = self.processes().get(name)
         return process is not None and process.pid != old_pid and self.is_ready()
 
@@ -179,8 +179,8 @@ def start_stack(
     environment: dict[str, str] | None = None,
     module: str = "twinfang",
 ) -> Stack:
-    """Starts a stack and does not wait. Steps launched ahead can't be sanitized, so stacks with them run
-    unsanitized."""
+    """Starts a stack and does not wait. Steps that are launched ahead can't be sanitized, so stacks that
+    launch ahead run without the sanitizer."""
     (folder / FAULTS_FOLDER).mkdir()
     environment = {FOLDER_VARIABLE: str(folder / FAULTS_FOLDER)} | (environment or {})
     if "--steps-ahead" in flags and flags[flags.index("--steps-ahead") + 1] == "1":

@@ -10,8 +10,8 @@ import pytest
 
 
 def output_of(script: str, **constants: object) -> str:
-    """Returns what a script that compiles kernels prints. The script sees the constants as globals. Fails if
-    it fails."""
+    """Runs a script that compiles kernels and returns what it prints. The script sees the constants as
+    globals. Raises if the script fails."""
     pytest.importorskip("triton")
     globals_of_script = "".join(f"{name} = {value!r}\n" for name, value in constants.items())
     result = subprocess.run(

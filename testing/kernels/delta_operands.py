@@ -14,8 +14,8 @@ HEADS = [  # key heads, key dim, value heads, value dim
 
 
 def operands(shape, heads, dtype=torch.float32, device="cpu"):
-    """Returns q, k, v, a, b of ``shape`` tokens, A, dt_bias. q, k, v are slices of one wide tensor, b and a
-    of another."""
+    """Returns q, k, v, a, b of ``shape`` tokens, A, dt_bias. q, k, v are slices of one wide tensor; b and a
+    are slices of another."""
     num_key_heads, key_dim, num_heads, value_dim = heads
     torch.manual_seed(sum(shape))
     sizes = [num_key_heads * key_dim, num_key_heads * key_dim, num_heads * value_dim]
@@ -36,6 +36,6 @@ def double(tensors):
 
 
 def transformers_operands(q, k, v, a, b, A, dt_bias):
-    """Returns the arguments of transformers' functions for the same tokens ``[R, T, …]``."""
+    """Returns the arguments of transformers' functions for the same tokens, R rows of T: ``[R, T, …]``."""
     g = A * torch.nn.functional.softplus(a + dt_bias)
     return q, k, v, g, b.sigmoid()

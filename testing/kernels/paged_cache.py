@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-STALE = (2**30, -1, 0)  # what a block table may hold beyond a row's length
+STALE = (2**30, -1, 0)  # what a block table may contain after a row's last block
 
 
 class PagedCache:
@@ -12,7 +12,7 @@ class PagedCache:
 
     ``seq_lens`` tokens are stored for each row, in blocks in random order; 0 makes a padding row. The null
     block, the other layer, the tails of last blocks and one spare block are NaN. Columns of the block table
-    beyond a row's length point at the spare block, at the null block and far out of range.
+    after a row's last block point at the spare block, at the null block and far out of range.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class PagedCache:
                     self.pool[table[row][block], :, 1, index, : part.shape[1]] = part
                 store.append(scale * values.double())
         self.pool = self.pool.to(device)
-        # Columns of a wider table: rows are strided.
+        # A slice of a wider table's columns, so that rows are strided.
         self.block_table = torch.tensor(table, dtype=torch.int32, device=device)
         self.block_table = torch.nn.functional.pad(self.block_table, (0, 3), value=-1)[:, :columns]
         self.seq_lens = torch.tensor(seq_lens, dtype=torch.int32, device=device)

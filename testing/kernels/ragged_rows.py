@@ -15,7 +15,7 @@ NUM_SLOTS = 32
 
 @dataclass(frozen=True)
 class Row:
-    """One row. ``stores`` maps offsets to the slots that the boundaries there write."""
+    """One row. ``stores`` maps the offset of each boundary to the slot where the state at it is written."""
 
     length: int
     read_slot: int

@@ -1,4 +1,5 @@
-"""Ragged rows with which every scan over a recurrent layer's prompts is tested; chunks hold 16 tokens."""
+"""Rows of different lengths with which every scan over a recurrent layer's prompts is tested. A scan's chunks
+have 16 tokens."""
 
 from __future__ import annotations
 

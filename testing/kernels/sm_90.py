@@ -27,8 +27,8 @@ class Compiled:
 
 
 def compile_kernel(kernel, constants, types, *, others="i32", num_warps=4, num_stages=3) -> Compiled:
-    """Compiles a kernel. ``types`` gives arguments' types by name. Of the other arguments, pointers have
-    ``types["*"]``, the rest ``others``.
+    """Compiles a kernel. ``types`` gives arguments' types by name. Pointers that it does not name have the
+    type ``types["*"]``, all other arguments ``others``.
 
     Pointers and integers count as multiples of 16, as for a model's tensors.
     """

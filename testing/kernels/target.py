@@ -1,4 +1,4 @@
-"""The device that a kernel test runs on, and tensors there."""
+"""The device that a kernel test runs on, and tensors on this device."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ Manifest = dict[str, Any]
 
 
 class RefusedError(Exception):
-    """An answer that is no success."""
+    """The API server answered with an error status."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(f"{status}: {message}")

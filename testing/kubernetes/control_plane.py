@@ -1,6 +1,6 @@
 """etcd and API servers on loopback, with RBAC and service accounts: a cluster without its nodes.
 
-No controller, scheduler or kubelet runs. Tests do their work (node.py).
+No controller, scheduler or kubelet runs. Tests do the work of these (node.py).
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class ApiServer:
         self.process = self._process()
 
     def start(self, *, caches_pods: bool = True) -> None:
-        """Starts it. ``caches_pods``: whether it answers watches from its own memory, its default, or from
-        etcd."""
+        """Starts the API server. ``caches_pods``: whether it answers watches from its own memory (an API
+        server's default) or from etcd."""
         self.process = self._process() if caches_pods else self._process("--watch-cache-sizes=pods#0")
         self.process.start()
 
@@ -58,7 +58,7 @@ class ApiServer:
             f"--service-account-key-file={self._key}",
         ]
         command += ["--authorization-mode=RBAC", f"--token-auth-file={self._folder / 'tokens.csv'}"]
-        if _version_of(command[0]) < (1, 21):  # pods' tokens were still an option
+        if _version_of(command[0]) < (1, 21):  # tokens for pods had to be switched on
             command += ["--feature-gates=BoundServiceAccountTokenVolume=true"]
         return Process([*command, *flags], self._folder / "kube-apiserver.log")
 

@@ -15,7 +15,7 @@ DEADLINE_S = 5.0
 
 
 class Link:
-    """Passes bytes on, in a separate thread."""
+    """Forwards bytes between the two ports, in a separate thread."""
 
     def __init__(self, far_port: int) -> None:
         (self.port,) = free_ports(1)

@@ -1,4 +1,4 @@
-"""The work of controllers, the scheduler and kubelets on pods, done by tests."""
+"""Does the work of controllers, the scheduler and kubelets on pods, as a test says."""
 
 from __future__ import annotations
 

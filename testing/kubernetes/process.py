@@ -1,4 +1,4 @@
-"""Programs that run beside the tests and end with them, however the tests end."""
+"""Programs that run at the same time as the tests and end with them, however the tests end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 FOLDER_VARIABLE = "KUBERNETES"
 """Environment variable with a folder of programs; programs that are missing there are looked for in PATH."""
 STOP_DEADLINE_S = 5.0
-"""Short, because API servers wait for watches to end, which never end."""
+"""Short, because an API server that stops waits for its watches, and these never end."""
 TAIL_BYTES = 6000
 PROGRAMS = ("kube-apiserver", "etcd", "openssl", "setpriv", "unshare")
 
@@ -34,9 +34,9 @@ def find_program(name: str) -> str:
 
 
 class Process:
-    """One program. It may be started again after its end. The kernel kills it if the tests are killed.
+    """One program. It may be started again after its end. Linux kills it if the tests are killed.
 
-    Start it from the main thread: the kernel watches the thread that starts it.
+    Start it from the main thread: Linux kills it when the thread that started it ends.
     """
 
     def __init__(

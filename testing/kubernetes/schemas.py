@@ -77,8 +77,8 @@ class Schemas:
                 continue
             inner_schema = others if properties is None else properties[name]
             found = self._known(inner, inner_schema, f"{path}.{name}", kept_back)
-            if not (name.endswith("Probe") and len(found) < len(inner)):  # nothing is left that it could ask
+            if not (name.endswith("Probe") and len(found) < len(inner)):  # such a probe would check nothing
                 known[name] = found
-        if path.endswith(".volumes") and known.keys() == {"name"}:  # of a kind that is not known
+        if path.endswith(".volumes") and known.keys() == {"name"}:  # a volume of an unknown kind
             known["emptyDir"] = {}
         return known

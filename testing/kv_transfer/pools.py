@@ -34,7 +34,7 @@ them."""
 
 @dataclasses.dataclass(frozen=True)
 class PoolShape:
-    """All parameters that a process needs to make the same pools as another; picklable."""
+    """All parameters that a process needs to make the same pools as another process; picklable."""
 
     spec: CacheSpec = SPEC
     block_size: int = BLOCK_SIZE
@@ -43,12 +43,12 @@ class PoolShape:
 
     @property
     def last_slot(self) -> int:
-        """The null slot if there are no states."""
+        """Highest slot; the null slot if there are no states."""
         return self.num_slots - 1 if self.spec.has_state else 0
 
     @property
     def most_blocks(self) -> int:
-        """Most blocks that a request can have."""
+        """Maximum number of blocks of a request."""
         return self.num_blocks - 1 if self.spec.has_kv else 0
 
     def caches(self) -> Caches:
@@ -95,6 +95,7 @@ def transport_variables(transport: str) -> dict[str, str]:
 
 
 def with_rank(reply: HandshakeReply, **changes: object) -> HandshakeReply:
-    """Return the reply of a server with one rank, whose memory is another."""
+    """Return the reply of a server with one rank, with ``changes`` in the description of this rank's
+    memory."""
     (rank,) = reply.ranks
     return dataclasses.replace(reply, ranks=(dataclasses.replace(rank, **changes),))  # type: ignore[arg-type]

@@ -133,7 +133,7 @@ class SourceProcess:
         self._process.join(DEADLINE_S)
 
     def quit(self) -> int | None:
-        """Ends the process as a server ends; returns its exit code, or None if it still runs."""
+        """Ends the process in order, like a server; returns its exit code, or None if it still runs."""
         if self._process.is_alive():
             with contextlib.suppress(OSError):
                 self.thaw()
@@ -155,7 +155,7 @@ class SourceProcess:
 
 
 class _Server(SourceListener):
-    """The process's side, with one method for each command."""
+    """The process's end of the pipe, with one method for each command."""
 
     def __init__(self) -> None:
         self.source: TransferSource | None = None
@@ -255,7 +255,7 @@ def _serve(pipe: Connection) -> None:
 
 
 def _commands(pipe: Connection) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields commands until the test quits or ends."""
+    """Yields commands until the test sends "quit" or its process ends."""
     while True:
         try:
             command, arguments = pipe.recv()

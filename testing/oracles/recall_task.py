@@ -7,7 +7,7 @@ characters, and `=`, `;` and `?`, its own token. So lengths in tokens are length
 tokenizer is needed to make a prompt of a wanted length. The model solves the task, so a key-value block or a
 Mamba state that was lost, mixed up or read too late shows as wrong answers.
 
-As a chat turn, the same question stands eight tokens before its answer: the key itself then comes from the
+As a chat turn, the same question ends eight tokens before its answer, so the model must take the key from the
 SSM state. The table counts correct answers when a part of h(N-1) is changed before the last prompt token is
 run (100 prompts of 256 tokens):
 
@@ -104,8 +104,8 @@ def make_recall_prompt(seed: int, length_tokens: int) -> RecallPrompt:
 
 
 def make_chat_recall_prompt(seed: int, length_tokens: int) -> RecallPrompt:
-    """Returns the question of `length_tokens - CHAT_TOKENS` tokens as a chat: `length_tokens` with the
-    template.
+    """Returns a question of `length_tokens - CHAT_TOKENS` tokens for a chat. With the chat template it has
+    `length_tokens` tokens.
 
     For a chat completion send `chat_content(prompt)` as the user's message.
     """
@@ -120,7 +120,8 @@ def chat_content(recall: RecallPrompt) -> str:
 
 
 def recall_prompts(first_seed: int, num_prompts: int, length_tokens: int) -> Iterator[RecallPrompt]:
-    """Plain prompts of consecutive seeds, fresh to the model: training draws from another generator."""
+    """Yields plain prompts of consecutive seeds. The model has not seen them: training has its own
+    generator."""
     for seed in range(first_seed, first_seed + num_prompts):
         yield make_recall_prompt(seed, length_tokens)
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from torch import Tensor
 
 TIE = 1e-5
-"""Relative distance of the reference's two best logits below which both tokens count as right."""
+"""If the reference's two best logits have a smaller relative distance than this, both tokens count as
+right."""
 MAX_TIES = 1 / 2000
 
 

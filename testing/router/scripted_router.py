@@ -84,7 +84,7 @@ certificates."""
 
 
 def why_not_ready(stack: Stack) -> str:
-    """Returns the reason as operators see it; empty if the router is ready."""
+    """Returns why the router is not ready, as operators see it; empty if it is ready."""
     absence = stack.services.absence
     return "" if absence is None else absence.detail
 

@@ -140,7 +140,7 @@ async def silent(submit: Submit, send: Send) -> None:
 
 @dataclass
 class Scripted:
-    """The common parts of both kinds of servers: a port, an identity, an end."""
+    """The common parts of prefill and decode servers: a port, an identity, start and stop."""
 
     info: ServerInfo
     port: int = 0
@@ -229,7 +229,7 @@ class ScriptedDecode(Scripted):
     cancelled: list[str] = field(default_factory=list)
     peers: list[str] = field(default_factory=list)
     send: Send = lambda *outputs: None
-    """Sends to the most recently opened stream; a script has its own."""
+    """Sends outputs on the most recently opened stream. A script gets a ``send`` for its own stream."""
     num_streams: int = 0
     """Number of open streams."""
 

@@ -1,8 +1,8 @@
 """Servers, routers and requests in simulated time: no sockets, no sleeps, the same result for the same seed.
 
 A prefill server computes prompts one after the other. Each router has its own policy and its own view of the
-servers: their figures, which have a given age, and its own requests. Servers may have a prefix cache of a
-given size, from which a prompt can continue at every block's end.
+servers: their stats, which have a given age, and the router's own requests. Servers may have a prefix cache
+of a given size, from which a prompt can continue at every block's end.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class SimulatedServer:
 
 
 class Simulation(SimulatedTime):
-    """A simulation. ``figures_every_s``: how often routers get the servers' load; None: never."""
+    """A simulation. ``figures_every_s``: interval at which routers get the servers' load; None: never."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class Simulation(SimulatedTime):
         self.ttfts_s: list[float] = []
         """Wait and prefill of each request, in the order of their arrival."""
         self.fullest = 0
-        """Most tokens that were queued at one server at a time."""
+        """Maximum number of tokens that were queued at one server at a time."""
         self._figures_every_s = figures_every_s
         for i in range(num_servers):
             self.join(SimulatedServer(f"server-{i}:1", cache_blocks=cache_blocks))
@@ -116,7 +116,7 @@ class Simulation(SimulatedTime):
         self.at(time_s, lambda: self._send(self.rng.choice(self.routers), demand))
 
     def arrivals(self, *, per_s: float, seconds: float, demand: Callable[[random.Random], Demand]) -> None:
-        """A Poisson stream."""
+        """Adds a Poisson stream of requests."""
         at = self.now
         while (at := at + self.rng.expovariate(per_s)) < self.now + seconds:
             self.request(at, demand(self.rng))

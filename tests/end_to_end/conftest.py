@@ -1,4 +1,4 @@
-"""What the end-to-end tests share: stacks of real processes, and clients."""
+"""Fixtures that the end-to-end tests share: stacks of real processes, and clients."""
 
 from testing.fleets.stack import module_stacks, pytest_runtest_makereport, stacks
 

@@ -1,4 +1,4 @@
-"""What an engine is told about speculation: refusals, who drafts, and what that makes the pools hold."""
+"""The engine's settings for speculation: refusals, the choice of the drafter, and the size of the pools."""
 
 from dataclasses import replace
 

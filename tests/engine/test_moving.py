@@ -1,4 +1,4 @@
-"""A request goes on where another server left it: with its answer so far, its seed and its penalties."""
+"""A request continues where another server stopped, with its answer so far, its seed and its penalties."""
 
 import pytest
 

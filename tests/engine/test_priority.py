@@ -1,4 +1,4 @@
-"""Compute threads that step back for other processes."""
+"""Compute threads have a lower priority than other processes."""
 
 import os
 import sys

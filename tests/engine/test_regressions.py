@@ -1,4 +1,4 @@
-"""Public failures of this field, one test each. Each says how to see it fail without its guard."""
+"""Known bugs of serving systems, one test each. Each test says how to see it fail without its guard."""
 
 from copy import deepcopy
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Rows are classified by new tokens and tokens before, and by nothing else."""
+"""The kind of a row depends only on its number of new tokens and of tokens before them."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""One fleet for all tests of this folder, healed after each; a table of what they saw."""
+"""One fleet for all tests of this folder, which is healed after each test, and a table of the results."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def _running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 @pytest.fixture
 def fleet(_running: Fleet) -> Iterator[Fleet]:
-    """All servers run; after the test they do again, and hold nothing."""
+    """A fleet whose servers all run. After the test they all run again, and hold no memory of requests."""
     with healed(_running):
         yield _running
 
 
 @contextlib.contextmanager
 def healed(fleet: Fleet) -> Iterator[None]:
-    """Before the block and after it all servers run; then they hold nothing."""
+    """All servers run before and after the block; after it, they hold no memory of requests."""
     fleet.heal()
     sizes = {name: len(process.log) for name, process in fleet.servers.items()}
     try:
@@ -65,7 +65,7 @@ def healed(fleet: Fleet) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def network(request: pytest.FixtureRequest) -> Iterator[Network]:
-    """Hosts for all servers, where this machine can have them."""
+    """Hosts for all servers, if this machine allows network namespaces."""
     try:
         exits = contextlib.ExitStack()
         network = exits.enter_context(running_network(HOSTS))
@@ -85,7 +85,7 @@ def _running_in_network(network: Network, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture
 def fleet_in_network(network: Network, _running_in_network: Fleet) -> Iterator[Fleet]:
-    """As ``fleet``, with sound links before the test and after it."""
+    """Like ``fleet``, with all links repaired before and after the test."""
     with healed(_running_in_network):
         try:
             yield _running_in_network

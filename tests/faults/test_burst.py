@@ -24,13 +24,13 @@ LOST = {LeaseError.code, TransferError.code}
 
 @dataclass(frozen=True)
 class Burst:
-    """How a burst of requests fared."""
+    """The results of a burst of requests."""
 
     failed: list[str]
     """Codes of errors."""
     num_wrong: int
     num_expired: int
-    """Leases that ran out."""
+    """Number of leases that expired."""
     num_thrown_away: int
     """Reads that came after the release."""
     seconds: float
@@ -63,7 +63,7 @@ def burst(fleet: Fleet, requests, count: int) -> Burst:
 
 
 async def _answers(fleet: Fleet, bodies: list[dict[str, Any]]) -> list[list[int] | str]:
-    """The tokens of each, or its error's code."""
+    """Returns the tokens of each request, or the code of its error."""
     addresses = [fleet[name].address for name in ("prefill-a", "prefill-b")]
     tokens: dict[str, list[int]] = {f"burst-{i}": [] for i in range(len(bodies))}
     ended: dict[str, str | None] = {}
@@ -112,7 +112,7 @@ def test_64_requests_at_a_decode_server_with_room_for_four(fleet, requests, tabl
 
 
 def test_without_renewal_the_burst_loses_its_leases(fleet, requests):
-    """What the test above would see if waiting requests let their leases run out."""
+    """Shows that the test above would notice if leases of waiting requests expired."""
     with fleet.fault("no-renewal"):
         result = burst(fleet, requests, NUM_REQUESTS)
     assert result.num_wrong == 0, "a late read can be slow; it can't be wrong"

@@ -1,4 +1,4 @@
-"""A decode server that dies while it reads, one that is late, and a message of its that is lost."""
+"""A decode server that dies while it reads, one that is late, and one whose message is lost."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ EXACT = "the exact answer"
 
 
 def num_expired(fleet):
-    """Leases of both prefill servers that have run out since these started."""
+    """Leases of both prefill servers that have expired since the servers started."""
     return sum(fleet.stats(name).leases_ended["expired"] for name in ("prefill-a", "prefill-b"))
 
 
 def test_killed_in_mid_transfer(fleet, requests, table):
-    """One router sees the death; the other is frozen, and its lease has nothing but its time to live."""
+    """One router sees the death. The other router is frozen, so its lease can only expire."""
     bodies, expected = requests.make(3)
     expired_before = num_expired(fleet)
     fleet["decode"].freeze()
@@ -71,7 +71,7 @@ def test_a_lease_that_expired_before_the_read(fleet, requests, table):
 
 
 def test_a_notification_that_is_lost_or_late(fleet, requests, table):
-    """The data is valid: the answer comes at once, and the lease ends by its time to live.
+    """The data is valid: the answer arrives at once, and the lease expires.
 
     The first request's notification arrives when the second's lease may have its cell.
     """

@@ -1,4 +1,4 @@
-"""The bytes of a frozen prefill server land after their deadline, and nowhere that anybody reads."""
+"""The bytes of a frozen prefill server arrive after the deadline, and only in memory that nobody reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Links between servers that lose packets, are slow, cut or refused, while all servers are well."""
+"""Links between healthy servers that lose packets, are slow, cut or refuse connections."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def until_exact(fleet, requests):
 
 @pytest.fixture
 def asked(fleet, network, requests) -> Asked:
-    """Reads from prefill-a are under way and won't be over soon."""
+    """Returns while reads from prefill-a are under way, which will not end soon."""
     asked = ask_all(fleet, requests)
     network.throttle("prefill-a", CRAWL)
     thaw_decode(fleet)
@@ -50,7 +50,7 @@ def asked(fleet, network, requests) -> Asked:
 
 @pytest.fixture
 def failed_by(fleet):
-    """How many reads of ``decode`` have failed by these causes. Clients do not get to hear of causes."""
+    """How many reads of ``decode`` have failed by these causes. Clients don't see the causes."""
     began = fleet.stats("decode").transfer_failures
 
     def count(*causes):

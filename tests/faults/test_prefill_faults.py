@@ -109,7 +109,7 @@ def test_restarted_under_the_same_address(fleet, ask, table):
 
 
 def test_killed_while_later_chunks_are_computed(fleet, requests, table):
-    """Early blocks have been read by then; of the two servers one goes on without a fault."""
+    """Early blocks have been read by then; one of the two servers continues without a fault."""
     bodies, expected = requests.make(len(ROUTERS), num_prompt=700, max_tokens=12)
     parts = {name: fleet.stats(name).transfer_parts for name in ("decode", "decode-local")}
     with fleet.nobody_waits("alone"):

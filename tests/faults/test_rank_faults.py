@@ -91,7 +91,7 @@ def all_run(stack) -> bool:
 
 
 def assert_group_restarts(stack, before) -> None:
-    """Both ranks have a new life, nobody else has; then all are idle."""
+    """Asserts that both ranks were started again, and no other process. Then waits until all are idle."""
     stack.wait_until(stack.is_ready, "the group is ready again", START_DEADLINE_S)
     after = stack.processes()
     for name, process in before.items():

@@ -39,7 +39,7 @@ def make_bodies():
 
 
 def ask(client, url, body):
-    """The answer's tokens, or what was wrong with it."""
+    """Returns the answer's tokens, or a description of what is wrong with it."""
     try:
         with client.stream("POST", f"{url}/v1/completions", json=body) as response:
             text = response.read().decode()
@@ -87,7 +87,7 @@ class Clients:
 
 
 def under_load(stack, disturb):
-    """What clients got while ``disturb(clients)`` ran."""
+    """Returns what clients received while ``disturb(clients)`` ran."""
     bodies = make_bodies()
     with httpx.Client(timeout=TIMEOUT_S) as client:
         expected = [ask(client, stack.url, body) for body in bodies]

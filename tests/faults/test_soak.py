@@ -1,4 +1,4 @@
-"""Two minutes of the soak: random faults, and no wrong answer and no leak."""
+"""Two minutes of the soak test: random faults, no wrong answer and no leak."""
 
 from __future__ import annotations
 

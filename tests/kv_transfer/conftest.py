@@ -1,4 +1,4 @@
-"""Sinks in the test's process, sources in others."""
+"""Sinks (readers) in the test's process, sources (lenders) in other processes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from wire.messages.handoff import Ticket
 
 @pytest.fixture(scope="module")
 def sink() -> Iterator[TransferSink]:
-    """One that has met no source yet."""
+    """A sink that has not connected to any source yet."""
     decode = Decode(PoolShape())
     yield decode.sink
     decode.close()
@@ -29,7 +29,7 @@ def sink() -> Iterator[TransferSink]:
 
 
 class Decode:
-    """A decode server's memory and sink, and its listener: what that is told waits in queues."""
+    """A decode server's memory and sink, and a listener that puts the sink's calls into queues."""
 
     def __init__(self, shape: PoolShape, fingerprint: str = "fp") -> None:
         self.shape = shape
@@ -93,7 +93,7 @@ def shared_source() -> Iterator[SourceProcess]:
 
 @pytest.fixture
 def own_source() -> Iterator[Callable[[], SourceProcess]]:
-    """Processes to kill and to freeze."""
+    """Makes source processes that the test may kill and freeze."""
     processes: list[SourceProcess] = []
 
     def start() -> SourceProcess:

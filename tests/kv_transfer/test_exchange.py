@@ -1,4 +1,4 @@
-"""What a server leases and reads, told to its engine under the names that the engine knows."""
+"""What a server leases and reads is reported to its engine by the request ids that the engine knows."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class ScriptedSource:
 
 
 class ScriptedEngine:
-    """Takes notes. Events posted to it run at once."""
+    """Records its calls. Events posted to it run at once."""
 
     def __init__(self):
         self.caches = PoolShape().caches()
@@ -137,7 +137,8 @@ def request_that_reads(ticket):
 
 
 def test_a_kept_state_is_read_under_the_name_of_the_request_that_reads_it(world):
-    """Its ticket bears the turn before's name: memory that settled late was never freed under that one."""
+    """Its ticket has the previous turn's request id. Memory that settled late was once never freed under that
+    id."""
     world.exchange.read(request_that_reads(ticket_of("turn-1")))
     ((ticket, fields),) = world.sink.reads
     assert (ticket.lease_id, ticket.epoch, fields["block_ids"]) == (5, 2, [1, 2, 3])

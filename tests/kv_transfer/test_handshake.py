@@ -1,4 +1,4 @@
-"""Two servers that can't share state are told why, with both values."""
+"""Two servers that can't share state get an error that names both values."""
 
 import dataclasses
 

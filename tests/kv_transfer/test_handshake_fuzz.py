@@ -1,4 +1,4 @@
-"""A hostile peer's handshake and ticket: refused by an error of ours, nothing outside pools is read."""
+"""A hostile peer's handshake or ticket is refused by an error of ours, and nothing outside pools is read."""
 
 import contextlib
 import dataclasses
@@ -136,7 +136,7 @@ def fitting_replies(draw):
 
 
 def regions_of(num_bytes):
-    """At any address; also where they end with the last byte there is, or one behind it."""
+    """At any address, also such that they end with the last possible byte or one byte after it."""
     last = WORD - num_bytes
     addresses = st.integers(0, last) | st.sampled_from([0, last, last + 1])
     return st.builds(Region, addresses, st.just(num_bytes), st.just(0), st.just("DRAM"))

@@ -1,5 +1,6 @@
-"""A request that has ended leaves nothing for the garbage collector: collections are rare, and until the next
-one a burst of requests would keep its memory."""
+"""A request that has ended leaves nothing for the garbage collector. Collections are rare, so leftovers of a
+burst of requests would keep memory until the next one.
+"""
 
 import asyncio
 import gc

@@ -1,4 +1,4 @@
-"""What can't be served gets a clear 4xx from the real stack, and the next request is served."""
+"""Bad requests get a clear 4xx from the real stack, and the next request is served."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""What applications call models with: the ``openai`` SDK, langchain-openai and litellm against a real stack.
+"""Client libraries of applications: the ``openai`` SDK, langchain-openai and litellm against a real stack.
 
 Each asks for a chat, a stream, tools and an object of a schema, in its own way of asking.
 """

@@ -1,4 +1,5 @@
-"""Many streams at once, many of them cut off: the others don't notice, and nothing is left behind."""
+"""Many streams at the same time, many of them cut off: the others are not affected, and nothing is left
+over."""
 
 import asyncio
 import random

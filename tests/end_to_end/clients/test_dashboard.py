@@ -1,4 +1,4 @@
-"""The dashboard in a real browser, before real servers."""
+"""The dashboard in a real browser, with real servers."""
 
 import contextlib
 import threading

@@ -1,4 +1,4 @@
-"""A deadline travels: servers end what nobody waits for any longer, also if no router tells them to."""
+"""Deadlines are passed on: servers end requests that nobody waits for, even if no router tells them to."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ def expected_gains():
 
 
 def test_servers_count_what_they_did(stack):
-    """Their pages may show figures that are a moment old."""
+    """Their pages may show values that are a moment old."""
     pages = {name: one.metrics_url for name, one in stack.processes().items() if name != "router"}
     stack.wait_until(stack.is_idle, "earlier requests are over")
     before = {name: families(url) for name, url in pages.items()}

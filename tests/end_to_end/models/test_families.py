@@ -1,4 +1,4 @@
-"""Every family through the HTTP endpoint, disaggregated: greedy tokens are those of transformers.
+"""Every family through the HTTP endpoint, disaggregated: greedy tokens are the same as those of transformers.
 
 Three families have a pair of cache mode and speculation here; all others and all pairs are exhaustive.
 """

@@ -1,4 +1,5 @@
-"""Stacks of models without states (Llama) or without KV (Mamba-2): conversations come back, requests move."""
+"""Stacks of models without states (Llama) or without KV (Mamba-2): returning conversations, moved
+requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FP8 and int8 weights through the HTTP endpoint: tokens are those of transformers on what they stand for."""
+"""FP8 and int8 weights through HTTP: tokens are those of transformers with the dequantised weights."""
 
 import random
 

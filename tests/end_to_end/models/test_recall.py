@@ -1,4 +1,5 @@
-"""The recall task: equal accuracy monolithic and disaggregated. A damaged state shows here first."""
+"""The recall task is answered equally well monolithic and disaggregated. A damaged state would show here
+first."""
 
 import pytest
 

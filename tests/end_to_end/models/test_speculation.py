@@ -1,4 +1,4 @@
-"""With speculation, over real processes: the tokens are those of the monolithic server without it.
+"""With speculation, over real processes, the tokens are those of the monolithic server without speculation.
 
 Stacks of all pairs of checkpoint, drafter, k, cache mode and steps ahead, not of all combinations.
 """
@@ -293,7 +293,7 @@ async def test_answers_in_a_form_are_the_same_behind_a_handoff_and_with_drafts(p
 
 
 async def test_a_conversation_s_next_turn_goes_on_from_a_state_behind_drafts(plain):
-    """Turns end by length and by a stop token, which may be an accepted draft with others behind it."""
+    """Turns end by length and by a stop token, which may be an accepted draft that other drafts follow."""
     choose = random.Random(6)
     prompt = [choose.randrange(5, 900) for _ in range(61)]
     flags = (*speculating("mtp", 3, "none"), "--conversation-return")

@@ -1,4 +1,4 @@
-"""Prefill and decode servers with different numbers of ranks: the tokens are those of one engine alone.
+"""Prefill and decode servers with different numbers of ranks give the tokens of a single engine.
 
 Heads and channels are read from the ranks that have them; the bundled model has fewer KV heads and groups
 than four ranks, so there they hold copies.

@@ -1,4 +1,4 @@
-"""Greedy tokens and log-probabilities through HTTP, disaggregated, are those of transformers."""
+"""Greedy tokens and log-probabilities through HTTP, disaggregated, equal those of transformers."""
 
 import asyncio
 import random
@@ -117,7 +117,7 @@ async def test_one_token_moves_nothing_and_two_move_one_token_s_block_and_the_st
 
 @pytest.mark.parametrize("command", ["up", "serve"])
 async def test_scores_of_prompts_are_transformers_with_and_without_an_answer(checkpoints, stack_of, command):
-    """Beside answers that are generated at the same time; a last chunk of one token is among the lengths."""
+    """While other answers are generated; a last chunk of one token is among the lengths."""
     model_dir, sequences = checkpoints["dense"], [*prompts(), [7] * 66, [9] * 129]
     with stack_of(command, "dense") as stack:
         answering = asyncio.create_task(all_at_once(stack, [greedy_body([5, 6, 7], NUM_TOKENS)] * 4))

@@ -1,4 +1,5 @@
-"""A conversation's next turn computes its new tokens alone, and answers what it always answered."""
+"""A conversation's next turn computes only its new tokens, and its answer is the same as without a kept
+state."""
 
 import random
 

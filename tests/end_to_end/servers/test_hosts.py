@@ -1,4 +1,5 @@
-"""A server whose tensor-parallel ranks are on several hosts: here all of them on loopback, as processes."""
+"""A server whose tensor-parallel ranks are on several hosts. Here, processes on loopback stand for the
+hosts."""
 
 import asyncio
 import os
@@ -51,7 +52,7 @@ def host(name, number, folder, *flags):
 
 @contextmanager
 def started(*processes):
-    """None is left behind."""
+    """No process is left after the block."""
     lifeline = os.pipe()
     try:
         for process in processes:

@@ -1,4 +1,4 @@
-"""A decode server stops, dies or drains in the midst of answers: clients see no gap and no token twice."""
+"""A decode server stops, dies or drains during answers: clients see no gap and no token twice."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_answers_go_on_at_another_server_when_theirs_is_drained_and_undrained(st
 
 
 def test_answers_go_on_at_another_server_when_theirs_is_a_pod_that_is_deleted(stack, tmp_path):
-    """Behind a router that follows pods, with the same servers."""
+    """With a router that follows pods, and the same servers."""
     asked = bodies("sampled")[: NUM_REQUESTS // 2]
     until_both_serve(stack)
     expected = [stream(stack.url, body) for body in asked]

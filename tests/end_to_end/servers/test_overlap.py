@@ -1,4 +1,4 @@
-"""Long prompts are read while they are computed: the same answers, and most of the bytes come early."""
+"""Long prompts are read while they are computed: the answers are the same, and most bytes arrive early."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def overlapped(module_stacks):
 
 
 class Figures:
-    """What a stack's servers did inside the block."""
+    """Counts of what a stack's servers did inside the block."""
 
     def __init__(self, stack):
         self._stack = stack

@@ -1,4 +1,5 @@
-"""Prefix caching and preemption over real processes: the same tokens, fewer of them computed and moved."""
+"""Prefix caching and preemption over real processes: the same tokens, fewer of them computed and
+transferred."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""Random weights: the same everywhere, finite in a model, and never taken for a checkpoint's."""
+"""Random weights: equal on all machines, finite in a model, and never mistaken for a checkpoint's weights."""
 
 from __future__ import annotations
 

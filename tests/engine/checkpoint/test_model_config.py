@@ -1,4 +1,4 @@
-"""Reading ``config.json`` as it is published, and refusing what can't be honoured by name."""
+"""Reads ``config.json`` as published, and refuses settings that can't be honoured, by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What configurations say of quantised weights: which layers, in which blocks; all else is refused."""
+"""How configurations describe quantised weights: which layers, in which blocks. All else is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frequencies by every published spelling; transformers computes what is expected."""
+"""Rotary frequencies from every published form of configuration, compared with transformers."""
 
 import json
 

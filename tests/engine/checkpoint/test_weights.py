@@ -1,4 +1,4 @@
-"""Reading safetensors files: mapped where possible, refused by name where not; and their fingerprint."""
+"""Reads safetensors files: mapped where possible, refused by name otherwise. Also tests their fingerprint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A step's least bytes and FLOP, by configuration."""
+"""The minimum of bytes and FLOP of a step, by configuration."""
 
 from __future__ import annotations
 

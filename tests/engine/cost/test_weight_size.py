@@ -1,4 +1,4 @@
-"""What weights weigh, by configuration, is what loading them allocates."""
+"""The size of weights computed from a configuration is the size that loading them allocates."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Answers follow their grammars to the end, whatever is drafted or launched ahead, whoever is beside."""
+"""Answers follow their grammars to the end, with drafts, with steps launched ahead and in mixed batches."""
 
 import json
 import re
@@ -122,7 +122,7 @@ def test_a_row_with_a_grammar_changes_no_other_row(engines, bundled_model, asks)
 
 
 def test_an_answer_goes_on_behind_what_another_server_generated(engines, bundled_model, asks):
-    """Its matcher has followed the tokens so far when it goes on."""
+    """Its matcher has followed the tokens so far when the answer continues."""
     expected = engines.plain(bundled_model, asks)
     engine = engines.get(bundled_model, "all", 3, "ngram", 0)
     for number in (1, 9):

@@ -1,4 +1,4 @@
-"""A grammar that is slow, large or broken costs its own request, and no other a step."""
+"""A slow, large or broken grammar delays only its own request, and no other request's step."""
 
 import json
 import os
@@ -69,7 +69,8 @@ def allowed(mask):
 
 
 def follow_on(grammars, follower, mask, most):
-    """Goes on with an allowed token each time, until an error comes; the number of tokens and the error."""
+    """Continues with an allowed token each time, until an error occurs; the number of tokens and the
+    error."""
     for number in range(most):
         grammars.ask(follower, [allowed(mask)[number % len(allowed(mask))]], ())
         mask = masks_of(grammars, follower)

@@ -1,4 +1,4 @@
-"""Slow lanes take turns: who has used least is next."""
+"""Slow lanes take turns: the lane that has used the least time is next."""
 
 import threading
 

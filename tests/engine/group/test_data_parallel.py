@@ -1,4 +1,4 @@
-"""Ranks that share the experts answer as one rank alone does, and leave an idle one's memory alone."""
+"""Ranks that share experts answer like a single rank, and an idle rank's memory stays unchanged."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def drafting(models):
 
 
 def long_asks(count, seed, num_tokens=NUM_STEPS):
-    """Answers of so many tokens and, beside them, short ones: the batch grows and shrinks."""
+    """Answers of so many tokens, mixed with short ones: the batch grows and shrinks."""
     asks = greedy_asks(count, seed)
     params = SamplingParams(max_tokens=num_tokens, temperature=0)
     return [replace(asks[0], params=params), replace(asks[-1], params=params), *asks[1:-1]]
 
 
 def assert_idle_beside(busy, idle, asks, expected, at_least):
-    """The idle ranks compute dummy steps beside the busy one's, and nothing of theirs changes."""
+    """The idle ranks compute dummy steps while the busy rank works, and their memory does not change."""
     for rank in idle:
         rank.wait_until(owns_nothing, "nothing is owned")
         rank.call(forget_prefixes)
@@ -108,7 +108,8 @@ def some_tokens(inside):
     ],
 )
 def test_ranks_with_batches_of_different_sizes_answer_exactly(engines, models, size, settings):
-    """Prompts run beside others' decode rows; chunks, drafts and samples are each rank's own."""
+    """Prompts run in the same step as other requests' decode rows; chunks, drafts and samples are each rank's
+    own."""
     with ranks(models["moe"], size, max_batch_tokens=96, **settings) as group:
         asked = []
         for i, rank in enumerate(group):
@@ -122,7 +123,8 @@ def test_ranks_with_batches_of_different_sizes_answer_exactly(engines, models, s
 
 @pytest.mark.exhaustive
 def test_servers_of_two_tensor_parallel_ranks_share_experts_among_all_four(engines, models):
-    """One computes beside an idle one, then both have work; the cut parts are summed by each for itself."""
+    """First one server computes and the other is idle, then both have work. Each server sums its own ranks'
+    parts."""
     settings = {"tensor_parallel": 2, "num_speculative": 2, "drafter": "mtp", "sanitize": True}
     asks = [greedy_asks(3, seed=30), [*greedy_asks(2, seed=31), *sampled_asks(4, seed=32)]]
     expected = [engines.plain(models["moe"], one) for one in asks]

@@ -1,4 +1,5 @@
-"""Connections among the ranks of a group: who may join, and what shows when one is gone or falls silent."""
+"""Connections between the ranks of a group: who may join, and how a rank that is gone or silent is
+noticed."""
 
 from __future__ import annotations
 

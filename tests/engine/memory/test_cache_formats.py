@@ -1,4 +1,4 @@
-"""Caches in fewer bits: the same tokens whatever the roles, batches, cache modes and drafts."""
+"""Caches with fewer bits give the same tokens for all roles, batches, cache modes and drafts."""
 
 import pytest
 import torch

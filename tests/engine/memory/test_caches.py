@@ -1,4 +1,4 @@
-"""Per-layer views address exactly the bytes that the layout names, whatever sizes coincide."""
+"""Per-layer views address exactly the bytes that the layout names, also where sizes are equal by chance."""
 
 import itertools
 

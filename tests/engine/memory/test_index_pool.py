@@ -1,4 +1,4 @@
-"""Indices have one owner at a time, and the null entry none ever."""
+"""Each index has at most one owner at a time, and the null entry never has one."""
 
 import pytest
 from hypothesis import settings

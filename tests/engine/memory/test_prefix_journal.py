@@ -1,4 +1,4 @@
-"""Whoever applies the news has what the journal has, however long they were away."""
+"""A reader that applies the journal's messages has the journal's content, also after a long absence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Attention with each family's options, against transformers': in chunks, decoded, divided, recorded."""
+"""Attention with each family's options gives transformers' results: in chunks, in decode rows, divided among
+ranks, and recorded as a graph.
+"""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""Every family's logits and greedy tokens against transformers', however sequences are cut and drafted."""
+"""Every family's logits and greedy tokens equal transformers', for all cuts into steps and all drafts."""
 
 from __future__ import annotations
 

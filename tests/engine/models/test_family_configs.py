@@ -1,4 +1,4 @@
-"""What a family's ``config.json`` may not say is refused by name, whatever its type."""
+"""Values that a family's ``config.json`` may not have are refused by name, whatever their type."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a Llama's or a Mamba-2's ``config.json`` may ask for that is not computed: refused by name."""
+"""Features in a Llama's or a Mamba-2's ``config.json`` that are not implemented are refused by name."""
 
 import json
 

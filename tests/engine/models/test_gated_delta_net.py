@@ -1,5 +1,6 @@
-"""The Gated DeltaNet mixer, in both orders that checkpoints store, against transformers': in chunks, decoded,
-divided, recorded."""
+"""The Gated DeltaNet mixer, in both orders that checkpoints store, gives transformers' results: in chunks, in
+decode rows, divided among ranks, and recorded as a graph.
+"""
 
 from types import SimpleNamespace
 

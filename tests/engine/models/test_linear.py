@@ -1,4 +1,4 @@
-"""Linear layers, packed and as loaded."""
+"""Linear layers, with packed weights and with weights as loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The MTP layer against its formula in plain torch, however a sequence is cut into steps."""
+"""The MTP layer compared with its formula in plain torch, for many ways to cut a sequence into steps."""
 
 from __future__ import annotations
 

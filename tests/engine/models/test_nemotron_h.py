@@ -1,4 +1,4 @@
-"""The model's logits against transformers', however a sequence is cut into steps."""
+"""The model's logits compared with transformers', for many ways to cut a sequence into steps."""
 
 from __future__ import annotations
 
@@ -84,7 +84,8 @@ def test_token_by_token(checkpoint):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_random_pieces_of_several_rows_in_mixed_batches(checkpoint, seed):
-    """Chunks of one token become decode rows beside the chunks of others; rows come and go."""
+    """Chunks of one token become decode rows, in the same step as other sequences' chunks; rows come and
+    go."""
     rng = random.Random(seed)
     model = load_model(checkpoint)
     sequences = random_sequences(model.config.vocab_size, [rng.randint(20, 90) for _ in range(4)], seed)
@@ -188,7 +189,7 @@ def test_bfloat16_stays_near_float32(tmp_path):
 
 
 def test_residual_in_fp32_loses_less(tmp_path):
-    """A bfloat16 model of 24 layers: the sum over layers is where most rounding happens."""
+    """A bfloat16 model of 24 layers: most rounding happens in the sum over layers."""
     errors = []
     for residual_in_fp32 in (False, True):
         shape = CheckpointShape(pattern="M-M-*-" * 4, extra_config={"residual_in_fp32": residual_in_fp32})

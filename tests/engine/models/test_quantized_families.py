@@ -1,4 +1,4 @@
-"""Every family with quantised weights: layer by layer, and in its logits, the dequantised checkpoint's."""
+"""Every family with quantised weights: layers and logits equal those of the dequantised checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models of quantised checkpoints give what the same weights in float32 give, format by format."""
+"""Models of quantised checkpoints give the results of the same weights in float32, for each format."""
 
 from __future__ import annotations
 

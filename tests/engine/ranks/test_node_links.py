@@ -1,4 +1,5 @@
-"""How the hosts of one server find one another: who is let in, who is refused, and what both are told."""
+"""How the hosts of one server find each other: who is accepted, who is refused, and which messages both
+get."""
 
 from __future__ import annotations
 

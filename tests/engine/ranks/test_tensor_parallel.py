@@ -1,4 +1,4 @@
-"""Several ranks answer like one: real processes that share a model, its KV heads and its Mamba heads."""
+"""Several ranks answer like one rank. Real processes share a model, its KV heads and its Mamba heads."""
 
 import os
 import signal

@@ -1,4 +1,5 @@
-"""Bias, forbidden stop tokens and penalties against the plain rules, one row and one token at a time."""
+"""Bias, forbidden stop tokens and penalties, compared with plain rules for one row and one token at a
+time."""
 
 import random
 

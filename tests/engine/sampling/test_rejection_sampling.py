@@ -36,7 +36,7 @@ def _one_thread():
 
 
 def chain_logits(seed=0, scale=2.0):
-    """``[V, V]``: row t holds the logits behind token t."""
+    """``[V, V]``: row t holds the logits after token t."""
     return torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(seed)) * scale
 
 
@@ -87,7 +87,7 @@ class Decoding:
         return self.state["num_computed"][self.rows].long() + 1
 
     def target_token(self, token_ids, index):
-        """What the target will choose behind ``token_ids`` at ``index`` ``[R]``."""
+        """The tokens that the target will choose after ``token_ids`` at ``index``, for R rows: ``[R]``."""
         logits = self.chain[token_ids][:, None]
         chosen, _ = self.sampler.sample(logits, self.rows, index[:, None] - 1, token_ids[:, None], self.needs)
         return chosen[:, 0]

@@ -1,4 +1,4 @@
-"""Sampling follows its parameters, row by row, whoever shares the batch and whatever was drafted."""
+"""Sampling follows each row's own parameters, whatever else is in the batch and whatever was drafted."""
 
 from dataclasses import dataclass
 

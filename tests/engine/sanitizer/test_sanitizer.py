@@ -1,4 +1,4 @@
-"""The sanitizer finds each planted fault before it is computed with, and says where it is."""
+"""The sanitizer finds each planted fault before the step computes with it, and says where it is."""
 
 import pytest
 import torch

@@ -1,4 +1,5 @@
-"""Every cache mode gives the tokens of no caching, and a hit saves exactly what the arithmetic says."""
+"""Every cache mode gives the same tokens as no cache, and a hit saves exactly the computed number of
+tokens."""
 
 import random
 

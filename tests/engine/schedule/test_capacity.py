@@ -1,4 +1,4 @@
-"""A budget becomes pool sizes, or a refusal that shows its arithmetic; the sizes hold what they promise."""
+"""A memory budget becomes pool sizes, or a refusal that shows the computation. The sizes are large enough."""
 
 import re
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Clients share rows fairly: nobody's long answers and many choices keep another's request waiting."""
+"""Clients share rows fairly: long answers or many choices of one client don't delay another's requests."""
 
 from collections import Counter
 

@@ -1,4 +1,5 @@
-"""Prefix caches of models without states (full blocks are hits) and without KV (states alone are)."""
+"""Prefix caches of models without states (full blocks are enough for a hit) and without KV (states are
+enough)."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st

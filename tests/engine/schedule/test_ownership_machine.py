@@ -353,7 +353,7 @@ class LivesOfRequests(RuleBasedStateMachine):
         assert self.device.blocks[0] == [None] * BLOCK
 
     def teardown(self):
-        """Whatever is left runs to its end: nobody waits for ever."""
+        """All remaining requests run to their end: no request waits without end."""
         if not hasattr(self, "scheduler"):
             return
         s = self.scheduler

@@ -1,4 +1,5 @@
-"""Out of blocks: the youngest moves to host memory and comes back, and every answer is exact."""
+"""When blocks run out, the youngest request moves to host memory and comes back, and every answer is
+exact."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""The scheduler admits first come, first served, fills the budget, and returns every block and slot."""
+"""The scheduler admits requests in order of arrival, fills the budget, and gets every block and slot back."""
 
 import pytest
 
@@ -281,7 +281,7 @@ def test_a_boundary_stays_pending_until_it_is_passed_in_this_step_or_in_a_later_
 
 
 def test_a_decode_row_within_the_prompt_takes_no_boundary_that_it_cannot_pass():
-    """The chunk behind it would not write there, and the slot would enter the cache with nothing in it."""
+    """The chunk after it would not write there, and the slot would enter the cache with nothing in it."""
     scheduler = make_scheduler(k=3, num_slots=20, max_batch_tokens=16, mode="all")
     a = request("a", 20)
     scheduler.add(a)

@@ -1,4 +1,4 @@
-"""A plan becomes a step whose metadata says, row by row, what the plan said."""
+"""A plan becomes a step whose metadata agree with the plan, row by row."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""Drafts are a function of a request's own tokens, wherever these were computed and whoever ran beside it."""
+"""Drafts depend only on a request's own tokens, not on where they were computed or on other requests."""
 
 import inspect
 import textwrap

@@ -1,4 +1,4 @@
-"""With speculation the answers are the same tokens: whatever drafts, however many, in whatever company."""
+"""With speculation the tokens are the same, for every drafter, any number of drafts and any batch."""
 
 from dataclasses import replace
 
@@ -144,7 +144,7 @@ def test_a_request_that_switches_speculation_off_is_never_drafted_for(engines, m
 @pytest.mark.parametrize("ahead", AHEAD)
 @pytest.mark.parametrize("mode", MODES)
 def test_an_answer_ends_in_the_middle_of_accepted_drafts(engines, models, mode, ahead):
-    """At every token of a long answer: by ``max_tokens``, and by a stop token with right drafts behind it."""
+    """At every token of a long answer: by ``max_tokens``, and by a stop token that right drafts follow."""
     model_dir = models["dense" if mode == "align" else "moe"]
     engine = engines.get(model_dir, mode, 5, "ngram", ahead)
     (whole,) = [
@@ -166,7 +166,7 @@ def test_an_answer_ends_in_the_middle_of_accepted_drafts(engines, models, mode, 
 @pytest.mark.parametrize("ahead", AHEAD)
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_requests_that_fill_the_context_end_there(engines, models, drafter, ahead):
-    """A length that no block ends at; drafting looks k tokens beyond it."""
+    """A length at which no block ends; drafting looks k tokens further."""
     limit = 43
     settings = {"max_model_len": limit, "block_size": 5}
     engine = engines.get(models["dense"], "all", 5, drafter, ahead, **settings)
@@ -311,7 +311,7 @@ def memory_of(engine, request):
 
 
 def assert_carries_on(engine, kept, text):
-    """Another request takes over what is held, as from another server, and goes on with the answer."""
+    """Another request takes over the held memory, as from another server, and continues the answer."""
     num_tokens = kept.num_computed
     ticket = Ticket(
         "next", 0, 0, "h:1", "i", num_tokens, tuple(kept.memory.block_ids), kept.memory.state_slot, 1.0, None

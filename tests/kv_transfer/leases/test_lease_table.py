@@ -1,4 +1,4 @@
-"""Leases end once, expire on time, and no two ever share a cell and an epoch."""
+"""Leases end once and expire on time, and no two leases ever have the same cell and epoch."""
 
 import pytest
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""A lease ends exactly once, and data read without one is thrown away."""
+"""A lease ends exactly once, and data that was read without a lease is thrown away."""
 
 import dataclasses
 

@@ -1,4 +1,5 @@
-"""Who follows a prompt hears of every block once, in order, then of its ticket or its end."""
+"""A follower of a prompt gets every block once, in order, then the ticket or the news that the prompt
+ended."""
 
 from __future__ import annotations
 

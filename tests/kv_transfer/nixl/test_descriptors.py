@@ -1,4 +1,4 @@
-"""Entries of lists are in bounds and copy exactly the units that were named."""
+"""Indices of descriptor lists are in bounds and copy exactly the named units."""
 
 import tracemalloc
 

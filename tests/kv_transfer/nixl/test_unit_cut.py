@@ -1,4 +1,4 @@
-"""Ranks of one number are put together from ranks of another: every byte once, from where it stands."""
+"""A rank's units are put together from a peer with another number of ranks: every byte once, in its place."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Handoffs of models without states, or without KV: what is absent is never named, all else is as ever."""
+"""Handoffs of models without states or without KV: the absent part is never named, all else is as usual."""
 
 from __future__ import annotations
 

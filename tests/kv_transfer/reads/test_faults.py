@@ -1,4 +1,4 @@
-"""A peer that is killed, frozen, restarted or at fault costs its own transfers and no others."""
+"""A peer that is killed, frozen, restarted or faulty makes only its own transfers fail."""
 
 import contextlib
 import dataclasses

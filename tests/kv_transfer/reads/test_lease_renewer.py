@@ -1,4 +1,4 @@
-"""Leases of waiting requests live as long as their reader does."""
+"""Leases of waiting requests live as long as their reader lives."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ class CountingPeers(Peers):
 
 
 class FairClock:
-    """Time by which leases live: it stands still with this event loop, where who renews them has no turn."""
+    """Clock of the leases. It stops while this event loop stands still, because the renewer can't run
+    then."""
 
     TICK_S = 0.005
 

@@ -1,4 +1,4 @@
-"""News of a followed prompt become parts: each block once, into its own place, none that is cached."""
+"""Progress messages of a followed prompt become parts: each block once, in its own place, no cached block."""
 
 from __future__ import annotations
 

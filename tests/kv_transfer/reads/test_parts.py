@@ -1,4 +1,5 @@
-"""A transfer in parts: data comes as it is named, and one look at the epoch decides about all of it."""
+"""A transfer in parts: blocks are read when they are reported, and one read of the epoch validates all
+parts."""
 
 from __future__ import annotations
 
@@ -87,7 +88,7 @@ def test_a_part_that_can_t_be_read_fails_the_transfer_and_what_follows_is_not_re
 
 
 def test_a_transfer_that_waits_for_news_is_not_late(make_pair):
-    """Its deadline counts only while there is something to read."""
+    """The transfer's deadline counts only while there is something to read."""
     pair = make_pair()
     ticket = pair.source.grant("a", [3, 4], 5)
     transfer = begin(pair, ticket, deadline_s=0.1)

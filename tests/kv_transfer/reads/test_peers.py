@@ -1,4 +1,4 @@
-"""Servers that can't be reached for a handshake: an error that says so, after which a router tries others."""
+"""Servers that can't be reached for a handshake: the error says so, and a router then tries other servers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from wire.rpc import HANDSHAKE, SERVER_OPTIONS, TRANSFER_SERVICE, service, unary
 
 @pytest.fixture
 def silent_port():
-    """Takes connections, as behind a link that was cut later, and never answers."""
+    """Accepts connections and never answers, like a server whose link was cut after the connection."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield server.getsockname()[1]
 

@@ -1,4 +1,4 @@
-"""A lease ended early while its memory is read: what arrives is whole, or it is known to be worthless."""
+"""A lease is ended early while its memory is read: the data is whole, or the reader knows that it is not."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TIMEOUT_S = 30.0
 
 @dataclass
 class Tally:
-    """How reads fared whose leases ended at random moments."""
+    """Results of reads whose leases ended at random moments."""
 
     num_whole: int = 0
     num_refused: int = 0
@@ -183,7 +183,7 @@ def test_10_000_leases_ended_while_they_are_read(race):
 
 
 def test_without_the_epoch_s_check_wrong_bytes_come_through(race, monkeypatch):
-    """What the test above would see if the cell were not read after the data."""
+    """Shows that the test above would notice if the cell were not read after the data."""
 
     monkeypatch.setattr(kv_transfer.reads.epoch_check, "_moved", lambda *_: None)
     assert race.run(NUM_INTERLEAVINGS // 20, random.Random(12)).num_wrong > 0

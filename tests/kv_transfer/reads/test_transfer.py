@@ -1,4 +1,4 @@
-"""Blocks and states cross from one process's pools to another's, and nothing else does."""
+"""Blocks and states are copied from one process's pools to another's, and nothing else is."""
 
 import dataclasses
 import random

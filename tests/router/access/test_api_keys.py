@@ -1,4 +1,4 @@
-"""Keys at rest: what is kept of them, what is read back, and what is said of a file that can't be read."""
+"""How API keys are stored: what is kept of them, what is read back, and the error for an unreadable file."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Requests of one API key, or of one address, are one client's."""
+"""Requests of one API key, or of one address, belong to one client."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Pages of other sites, and names that only seem to be this machine's: refused on every route."""
+"""Requests from pages of other sites, or with host names that only look local, are refused on every route."""
 
 import ipaddress
 

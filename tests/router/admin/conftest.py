@@ -1,4 +1,4 @@
-"""A router with an admin API, and what its tests ask of it."""
+"""A router with an admin API, and the calls that its tests send."""
 
 import pytest
 

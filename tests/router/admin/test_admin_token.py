@@ -1,4 +1,4 @@
-"""The admin token at rest."""
+"""How the admin token is stored."""
 
 import hashlib
 

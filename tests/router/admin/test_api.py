@@ -1,4 +1,4 @@
-"""All routes of the admin API: who may ask, and what the schema says of them."""
+"""All routes of the admin API: who may call them, and how the schema describes them."""
 
 import hashlib
 

@@ -1,4 +1,4 @@
-"""What may be added as a worker, and what becomes of its connection when it is removed."""
+"""Which addresses may be added as workers, and what happens to a worker's connection when it is removed."""
 
 import asyncio
 import socket

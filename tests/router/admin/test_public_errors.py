@@ -1,5 +1,6 @@
-"""What clients learn of failures: what is missing and when to come back, and nothing of the inside. Operators
-learn all of it, from the log and the admin API."""
+"""Errors tell clients what is missing and when to try again, and show no internals. Operators see all
+details, in the log and in the admin API.
+"""
 
 import asyncio
 import logging

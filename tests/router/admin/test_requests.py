@@ -1,4 +1,4 @@
-"""Requests: how they are shown from arrival to end, and aborted."""
+"""Requests in the admin API: how they are shown from arrival to end, and how they are aborted."""
 
 import asyncio
 import json

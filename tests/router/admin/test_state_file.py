@@ -1,4 +1,4 @@
-"""What the admin API changed, kept for the router's next start."""
+"""Changes made by the admin API are kept for the router's next start."""
 
 import resource
 import sqlite3

@@ -1,4 +1,4 @@
-"""Workers and pools: what is shown of them, draining, and servers that come and go."""
+"""Workers and pools: how they are shown, draining, and servers that appear and disappear."""
 
 import asyncio
 import dataclasses

@@ -1,4 +1,4 @@
-"""The dashboard's files: who gets them, and under which policy. What the page does: tests/end_to_end."""
+"""The dashboard's files: who gets them, and under which policy. tests/end_to_end tests what the page does."""
 
 import re
 from pathlib import Path

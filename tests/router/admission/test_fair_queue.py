@@ -1,4 +1,4 @@
-"""Whose turn it is, and who leaves a full queue."""
+"""Which request is next, and which request leaves a full queue."""
 
 import random
 from collections import Counter, defaultdict
@@ -135,7 +135,7 @@ def test_the_least_urgent_leaves_first():
 
 
 class AnyLife(RuleBasedStateMachine):
-    """The queue beside a plain list."""
+    """Compares the queue with a plain list."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The gate as requests see it; what servers have room for is said by the test."""
+"""The gate as requests use it. The test says what servers have room for."""
 
 import asyncio
 import time

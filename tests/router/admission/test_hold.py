@@ -1,4 +1,4 @@
-"""While nobody serves who is expected back, requests and answers under way wait for a server that returns."""
+"""While no server can serve but one is expected back, new requests and running answers wait for it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ async def bring_back(server, life=2, **changes):
 
 
 def answering(num_tokens):
-    """A script that says tokens from 50 on, and goes on behind what there is; it breaks off after two."""
+    """A script that sends tokens from 50 on, and continues after those that exist already; it breaks off
+    after two."""
 
     async def script(submit, send):
         done = submit.num_answered

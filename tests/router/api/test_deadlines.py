@@ -1,4 +1,4 @@
-"""A client's time limit: what it may be, and how servers hear of it."""
+"""A client's time limit: which values are allowed, and how servers get it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What probes of other systems ask: /health and /ping, /version; and HEAD wherever GET is."""
+"""Requests that other systems send as probes: /health, /ping and /version, and HEAD wherever GET is
+allowed."""
 
 import asyncio
 

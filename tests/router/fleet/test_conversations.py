@@ -1,4 +1,4 @@
-"""A kept state is found by the tokens it covers, serves once, and is forgotten in time."""
+"""A kept state is found by the tokens that it covers, is used once, and is forgotten in time."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Policies, sessions and circuit breakers in a router that runs, in front of scripted servers."""
+"""Policies, sessions and circuit breakers in a running router, with scripted servers."""
 
 from __future__ import annotations
 

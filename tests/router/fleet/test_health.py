@@ -1,4 +1,4 @@
-"""The router follows what servers say in gRPC's standard health service."""
+"""The router follows what servers report in gRPC's standard health service."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a client's connection says beyond what HTTP/1.1 needs for one request."""
+"""Connections with more than one simple HTTP/1.1 request: HTTP/1.0, pipelined and broken requests."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""A client that goes away takes its request with it, on whichever server that is."""
+"""When a client disconnects, its request ends, on whichever server it is."""
 
 import asyncio
 

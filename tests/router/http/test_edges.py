@@ -1,5 +1,6 @@
-"""Who gets in and how: API keys, the queue over HTTP, limits of headers, pages of other origins, the
-drain."""
+"""Which requests are accepted: API keys, the queue over HTTP, limits of headers, pages of other origins,
+draining.
+"""
 
 import asyncio
 import signal

@@ -1,4 +1,4 @@
-"""What the log says of failures: once and then a count; who sent what can't be read; no advice of others."""
+"""Failures in the log: one line, then a count; the sender of unreadable messages; no library's advice."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""A client that ends its side after the request gets its answer; one that has gone is noticed by a probe."""
+"""A client that closes only its sending side gets its answer. A client that is gone is noticed by a probe."""
 
 import asyncio
 import http.client

@@ -1,4 +1,5 @@
-"""An answer before its body's end is the last one of its connection, and arrives whatever is still sent."""
+"""An answer sent before the body's end is the connection's last, and arrives whatever the client still
+sends."""
 
 import asyncio
 import json

@@ -1,4 +1,6 @@
-"""The API server goes away, forgets, babbles, falls silent: what is known stays, and is right soon after."""
+"""The API server is gone, forgets versions, sends nonsense or is silent. The router keeps what it knew, and
+is up to date soon after.
+"""
 
 import random
 import re

@@ -1,4 +1,4 @@
-"""Pauses grow, are bounded, and begin anew after a connection that lasted."""
+"""Pauses between tries grow, have a limit, and start small again after a connection that lasted."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""A router follows pods: real HTTP from an API server, real gRPC to servers."""
+"""A router follows pods, with real HTTP from an API server and real gRPC to servers."""
 
 import asyncio
 import dataclasses

@@ -1,4 +1,4 @@
-"""What a pod's object says, whatever is in it."""
+"""How a pod's object is read, whatever it contains."""
 
 from contextlib import suppress
 

@@ -1,4 +1,4 @@
-"""From known servers to wanted ones: never too early, never twice, never to one that is being deleted."""
+"""How known servers become wanted ones: never too early, never twice, never a pod that is being deleted."""
 
 from dataclasses import replace
 

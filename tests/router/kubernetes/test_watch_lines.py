@@ -1,4 +1,4 @@
-"""Events out of bytes, however they are cut."""
+"""Events are read from bytes, wherever the stream of bytes is cut."""
 
 import json
 from contextlib import suppress

@@ -88,7 +88,7 @@ async def test_only_so_many_are_compiled_side_by_side(checker, monkeypatch):
 
 
 async def test_slow_grammars_wait_for_one_another_and_quick_ones_for_none_of_them(checker, monkeypatch):
-    """What takes longer than most begins anew, and only so many of these wait."""
+    """Grammars that take longer than usual start again, and only a limited number of them wait."""
     monkeypatch.setattr(grammar_checker, "MAX_CPU_S", 0.2)
     monkeypatch.setattr(grammar_checker, "QUICK_S", 0.02)
     slow = [asyncio.ensure_future(checker.check(slow_schema(i), param="p")) for i in range(MAX_SLOW + 4)]

@@ -1,4 +1,4 @@
-"""The form that a request asks for reaches the decode server as a grammar of just that."""
+"""The form that a request asks for is sent to the decode server as a grammar of exactly that form."""
 
 import json
 
@@ -13,7 +13,7 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required"
 
 @pytest.fixture(scope="module")
 def follows(bundled_model):
-    """Whether a grammar takes a text, and would end behind it."""
+    """Whether a grammar accepts a text, and whether the answer may end after this text."""
     text = (bundled_model / "tokenizer.json").read_text()
     tokenizer = LLTokenizer(text, eos_token=[EOS])
 
@@ -61,7 +61,7 @@ async def test_every_form_becomes_a_grammar_of_just_the_right_answers(make_stack
 
 
 async def test_a_schema_that_the_library_panics_on_is_refused(make_stack):
-    """It cuts what it names in its message behind 100 bytes, within a character."""
+    """The library cuts a quoted name in its message after 100 bytes, which may be inside a character."""
     stack = await make_stack()
     for padding in range(4):
         schema = {"type": "string", "format": {"const": "a" * (86 + padding) + "😀😀"}}

@@ -1,4 +1,4 @@
-"""What /metrics says of refused requests, of the decode servers' drafts and of the servers' handoffs."""
+"""Metrics of refused requests, of the decode servers' drafts and of the servers' handoffs."""
 
 import asyncio
 import dataclasses
@@ -42,7 +42,7 @@ async def errors(stack) -> dict[str, float]:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    """Servers of these tests give figures at once or never."""
+    """Servers of these tests send stats at once or never."""
     monkeypatch.setattr(connection, "STATS_TIMEOUT_S", 0.2)
 
 

@@ -1,4 +1,4 @@
-"""A client's trace at the router: carried to the servers, with a span for each attempt."""
+"""A client's trace in the router: it is passed to the servers, with a span for each attempt."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Balance, herds, servers that come and go: by simulation."""
+"""Balance, herds (routers that choose the same server), servers that come and go. By simulation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A session stays where it is as long as its server is there."""
+"""A session stays at its server as long as the server is available."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A prompt that is still computed is submitted with its early ticket; whatever fails then is one failure."""
+"""A prompt that is still being computed is submitted with its early ticket. Any failure then counts once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What a client is told when a server fails, is lost or takes too long, and what becomes of the rest."""
+"""What a client gets when a server fails, is lost or takes too long, and what happens to its other
+choices."""
 
 import asyncio
 

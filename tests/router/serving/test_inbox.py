@@ -1,4 +1,4 @@
-"""A request's news: taken together, or a slice at a time."""
+"""Items that have arrived for a request are taken together, or a slice at a time."""
 
 import asyncio
 

@@ -1,4 +1,5 @@
-"""What fails is tried again, elsewhere if there is an elsewhere; an answer goes on where it broke off."""
+"""Failed requests are tried again, on another server if there is one. An answer continues where it broke
+off."""
 
 from __future__ import annotations
 
@@ -163,7 +164,7 @@ async def test_a_server_that_is_about_to_stop_costs_one_attempt(make_stack):
 
 
 async def test_where_all_have_failed_the_one_that_did_so_first_is_tried_again(make_stack):
-    """It has had the most time to come back."""
+    """This server has had the most time to come back."""
     stack = await make_stack(num_prefill=2, num_decode=2)
     wanted = {"prefill": 2, "decode": 2}
     servers_of_model = stack.services.pool.models[MODEL]

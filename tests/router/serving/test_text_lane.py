@@ -1,4 +1,4 @@
-"""What takes the short way reads as what takes the long one."""
+"""The fast way to make text gives the same text as the slow way."""
 
 from __future__ import annotations
 

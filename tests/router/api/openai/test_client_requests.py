@@ -1,4 +1,4 @@
-"""What tools for load and evaluation send, to the letter, and what they read from the answers.
+"""Requests exactly as tools for load tests and evaluation send them, and what they read from answers.
 
 Taken from guidellm 0.8.1, aiperf 0.13.0, lm-eval 0.4.13, promptfoo 0.123.1 and k6 1.1.0 (docs/clients.md).
 """

@@ -1,4 +1,4 @@
-"""Completions that succeed: what servers are asked for, and what the client is told."""
+"""Completions that succeed: what the router asks servers for, and what the client gets."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Log-probabilities of a completion, and its prompt put before it."""
+"""Log-probabilities of a completion, and answers that begin with the prompt (`echo`)."""
 
 import pytest
 

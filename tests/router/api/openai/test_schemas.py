@@ -1,4 +1,4 @@
-"""The served OpenAPI document, taken at its word: what it allows is answered as it says, never by a 5xx."""
+"""The served OpenAPI document is true: what it allows is answered as it says, never by a 5xx."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a router makes of a server's figures and of what it has sent there itself."""
+"""How a router estimates a server's load from the server's stats and from its own requests there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What servers have room for, for one router and for several that know nothing of one another."""
+"""How much room servers have, for one router and for several routers that don't know of each other."""
 
 import random
 

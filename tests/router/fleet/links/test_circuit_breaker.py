@@ -1,4 +1,4 @@
-"""When a server is left alone, and when it is tried again. In simulated time."""
+"""When a failing server gets no more requests, and when it is tried again. In simulated time."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_one_that_is_held_open_lets_no_probe_through_meanwhile_and_one_after():
 
 
 class AnyLife(RuleBasedStateMachine):
-    """Whatever happens in whatever order."""
+    """Any events in any order."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A router expects of a server's cache what the server's cache then finds."""
+"""A router predicts exactly the hits that the server's prefix cache then has."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PROMPTS = st.tuples(st.lists(st.integers(0, 1), min_size=2, max_size=24), st.sam
 
 
 def serve(cache: PrefixCache, tokens: list[int], salt: str, states: set[int]) -> None:
-    """What a request does that runs to its end: it keeps states behind some of its blocks."""
+    """Does what a request does until its end: it keeps states after some of its blocks."""
     match = cache.match(tokens, len(tokens) - 1, salt, needs_state=True)
     nodes = match.nodes
     cache.hold(nodes)

@@ -1,4 +1,4 @@
-"""The table of bounds, over HTTP: what is at a bound passes, what is above is refused by name."""
+"""The table of bounds, over HTTP: a value at a bound is accepted, a value above it is refused by name."""
 
 import json
 import threading

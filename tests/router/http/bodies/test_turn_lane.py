@@ -1,4 +1,4 @@
-"""Requests begin, and large bodies are parsed, one at a time, and clients take turns."""
+"""Requests begin one at a time, large bodies are parsed one at a time, and clients take turns."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Each format reads what it makes models write, however the text is cut."""
+"""Each format reads the calls that models write in it, wherever the text is cut."""
 
 import json
 

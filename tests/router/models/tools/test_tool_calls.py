@@ -1,4 +1,5 @@
-"""Calls of tools in chats, in OpenAI's shapes, made because the model likes or because it must."""
+"""Tool calls in chats, in OpenAI's form, made by the model's own choice or because the request requires
+them."""
 
 import json
 
