@@ -49,6 +49,10 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=34, width=_width())
 
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        """Keeps flags whole: argparse itself would break ``--metrics-port`` at its second hyphen."""
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
+
 
 class _Parser(argparse.ArgumentParser):
     """Reports an error as one line. The usage text of thirty flags would hide the error."""

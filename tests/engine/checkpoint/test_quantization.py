@@ -144,7 +144,7 @@ def test_modules_not_to_convert_of_fp8(tmp_path):
 @pytest.mark.parametrize(
     ("config", "named"),
     [
-        ("int8", "quantization_config 'int8'"),
+        ("int8", "quantization_config is 'int8'"),
         ({"quant_method": "gptq", "bits": 8}, "quant_method 'gptq'"),
         ({"quant_method": "awq"}, "quant_method 'awq'"),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "quant_algo 'NVFP4'"),
