@@ -180,7 +180,7 @@ def ask(
         usage["prompt_tokens"],
         ttft_s=times[1] - times[0],
         duration_s=times[-1] - times[0],
-        longest_pause_s=max(pauses),
+        longest_pause_s=max(pauses, default=0.0),
     )
 
 
