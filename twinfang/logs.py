@@ -50,7 +50,7 @@ def _quoted(value: str) -> str:
 
 
 def configure_logs(level: str, process: str) -> None:
-    """Sends every log record of this process to stderr."""
+    """Sends this process's log records of ``level`` and above to stderr."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(KeyValueFormatter(process))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

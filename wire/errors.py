@@ -90,7 +90,7 @@ class UnknownIdError(InvalidRequestError):
 
 
 class ConflictError(InvalidRequestError):
-    """The request asks to add something that already exists."""
+    """The request contradicts the present state: it adds what already exists, or undoes what is final."""
 
     http_status = 409
     code = "conflict"
@@ -147,7 +147,7 @@ class OriginNotAllowedError(InvalidRequestError):
 
 
 class OverloadedError(TwinfangError):
-    """The queue is full; the request may be sent again after ``retry_after_s``."""
+    """There is no room for the request now; it may be sent again after ``retry_after_s``."""
 
     http_status = 429
     type = "rate_limit_error"
@@ -167,7 +167,7 @@ class UnavailableError(TwinfangError):
 
 
 class GroupLostError(TwinfangError):
-    """A rank that shares experts with this rank is gone; nothing can be computed without that rank."""
+    """Another rank that this rank computes with is gone; nothing can be computed without it."""
 
     http_status = 503
     code = "group_lost"
@@ -183,7 +183,7 @@ class DeadlineError(TwinfangError):
 
 
 class CancelledRequestError(TwinfangError):
-    """The request's client is gone."""
+    """The request was given up: its client is gone, or its server lets its requests go."""
 
     http_status = 499
     code = "cancelled"

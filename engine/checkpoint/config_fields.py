@@ -1,4 +1,4 @@
-"""Typed reading of ``config.json``. Errors name the file, the field, its value and the expected value."""
+"""Typed reading of JSON files. Errors name the file, the field, its value, and what is expected."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _REQUIRED: Any = object()
 
 @dataclass(frozen=True)
 class ConfigFields:
-    """One JSON object. Methods take all names of a field: the current name first, then older names."""
+    """One JSON object. If a method takes several names of a field, the current name is first."""
 
     path: Path
     raw: dict[str, Any]

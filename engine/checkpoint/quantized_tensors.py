@@ -142,7 +142,8 @@ def _with_scales(tensors: StoredTensors, layer: str, values: Tensor, scheme: Wei
         return QuantizedWeight(values, scales.view(num_outputs, 1), 1, num_inputs)
     grid = scheme.scale_grid(num_outputs, num_inputs)
     if tuple(scales.shape) != grid:
-        raise _misshapen(tensors, name, scales, f"{list(grid)} by its quantisation")
+        expected = f"shape {list(grid)}, as the checkpoint's quantization config says"
+        raise _misshapen(tensors, name, scales, expected)
     return QuantizedWeight(
         values, scales, scheme.block_rows or num_outputs, scheme.block_columns or num_inputs
     )

@@ -1,4 +1,4 @@
-"""A host of a server other than the host of rank 0. It only runs ranks, which carry out rank 0's calls."""
+"""Runs ranks of a server on a host that does not have rank 0. These ranks carry out rank 0's calls."""
 
 from __future__ import annotations
 

@@ -151,8 +151,8 @@ class Ownership:
         if request.num_computed // self._plan.block_size > len(memory.nodes):
             self.enter(request)
         for boundary in row.boundaries:
-            # A decode row may have passed this boundary in the step before, which was still in flight when
-            # this one was launched.
+            # A decode row may have passed the boundary already in the previous step: that step was still in
+            # flight when this step was launched.
             is_ahead = not is_decode or boundary is memory.boundary
             if is_ahead and boundary.length <= request.num_computed:
                 self._put(request, boundary)
@@ -164,7 +164,7 @@ class Ownership:
             self.cache.extend(nodes, request.tokens, request.num_computed, block_ids, request.cache_salt)
 
     def give_up(self, row: PlannedRow) -> None:
-        """Takes back the slots of a planned row's boundaries: the row will not be computed."""
+        """Takes back the slots of a prefill row's boundaries, if no step fills them with valid states."""
         if not row.is_decode:
             self.slots.free([boundary.slot for boundary in row.boundaries])
 

@@ -126,7 +126,7 @@ def _look_up(known: list[int], min_n: int, max_n: int, budget: int) -> list[int]
     return []
 
 
-# One program per row. It goes through the history from its end, in blocks of BLOCK possible ends. Each end is
+# One program per row. It goes through the history backwards, BLOCK places e at a time. Each place is
 # compared with the MAX_N newest tokens by MAX_N shifted loads; all loads after the first hit the L1 cache.
 # The program stops at the first block with a full match. Length and end are compared as one key, with the
 # length in the higher bits. Barriers are needed where threads of the program read what other threads wrote

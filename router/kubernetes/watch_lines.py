@@ -71,7 +71,7 @@ def _event(line: bytes) -> WatchEvent:
         raise ClusterError("garbage", f"a line of the watch is no JSON: {error}") from error
     kind, told = (event.get("type"), event.get("object")) if isinstance(event, dict) else (None, None)
     if not isinstance(told, dict):
-        raise ClusterError("garbage", "a line of the watch is no event")
+        raise ClusterError("garbage", "a line of the watch is JSON, but has no `object` as events have")
     if kind == "ERROR":
         code = told.get("code")
         raise status_error("the watch", code if isinstance(code, int) else 500, told)

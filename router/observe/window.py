@@ -40,8 +40,11 @@ class _Slots(ABC):
 
 
 class WindowSum(_Slots):
-    """Adds up numbers. Some sums get a number for each token. So all additions but the first in a second cost
-    very little."""
+    """Adds up numbers.
+
+    Some sums get a number for each token, so an addition must be cheap: only the first one in a second looks
+    for its slot.
+    """
 
     def __init__(self) -> None:
         super().__init__()

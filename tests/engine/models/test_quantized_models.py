@@ -217,7 +217,7 @@ def rewrite(directory: Path, **changes: torch.Tensor | None) -> None:
         (
             "weight_scale",
             torch.ones(3, 2),
-            r"float32 of shape \[3, 2\]; expected \[1, 1\] by its quantisation",
+            r"float32 of shape \[3, 2\]; expected shape \[1, 1\], as the checkpoint",
         ),
         ("weight_scale", torch.tensor(float("nan")), r"q_proj\.weight_scale is not finite"),
         ("weight_scale", torch.ones(1, dtype=torch.int32), "expected a floating point dtype"),
