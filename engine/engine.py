@@ -348,8 +348,9 @@ class Engine:
             measure_gaps(self.measures, self._read_s, brought)
             for row, result in brought:
                 self._land(row, result)
-            if self._following:
-                self._following.ask((row.request, result.tokens) for row, result in brought if row.samples)
+            for row, result in brought if self._following else ():
+                if row.samples:
+                    self._following.ask(row.request, result.tokens, result.drafts)
 
     def _land(self, row: PlannedRow, result: RowResult) -> None:
         request = row.request

@@ -19,13 +19,10 @@ from wire.messages.ranks import GrammarNews
 
 
 class Rows(Protocol):
-    """The rows of these requests, as the engine's steps keep them."""
+    """The rows of requests, as the engine's steps keep them."""
 
     def allow(self, request: Request) -> None:
         """Takes the masks that have arrived for a running request."""
-
-    def drafts(self, requests: Sequence[Request]) -> list[list[int]]:
-        """Returns the drafts that the next step will try for each request."""
 
 
 class Following:
@@ -95,14 +92,10 @@ class Following:
             if request.row >= 0:
                 self._rows.allow(request)
 
-    def ask(self, gained: Iterable[tuple[Request, Sequence[int]]]) -> None:
-        """Asks for the masks after the tokens that answers have gained, and after each of the next drafts."""
-        going_on = [
-            (request, token_ids)
-            for request, token_ids in gained
-            if request.follower is not None and request.finish_reason is None
-        ]
-        drafts = self._rows.drafts([request for request, _ in going_on]) if going_on else []
-        for (request, token_ids), drafted in zip(going_on, drafts, strict=True):
-            assert isinstance(request.follower, Follower)
-            self._grammars.ask(request.follower, token_ids, drafted)
+    def ask(self, request: Request, token_ids: Sequence[int], drafts: Sequence[int]) -> None:
+        """Asks for the masks after the tokens that an answer has gained, and after each of its next drafts.
+
+        Does nothing if the answer has ended, or follows no grammar.
+        """
+        if isinstance(request.follower, Follower) and request.finish_reason is None:
+            self._grammars.ask(request.follower, token_ids, drafts)

@@ -30,11 +30,13 @@ class Download:
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._event: torch.cuda.Event | None = None
+        self.host: torch.Tensor
+        """The copy, which the host may read only after :meth:`wait`. Later work on the device may read it."""
         if tensor.device.type != "cuda":
-            self._host = tensor.clone()
+            self.host = tensor.clone()
         else:
-            self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-            self._host.copy_(tensor, non_blocking=True)
+            self.host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            self.host.copy_(tensor, non_blocking=True)
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record(torch.cuda.current_stream(tensor.device))
 
@@ -42,4 +44,4 @@ class Download:
         """Return the tensor in host memory. Waits only for the copy and for everything launched before it."""
         if self._event is not None:
             self._event.synchronize()
-        return self._host
+        return self.host

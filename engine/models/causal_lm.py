@@ -55,13 +55,13 @@ class CausalLM:
         x = embedding(batch.input_ids, self.embeddings, scale=self.config.embedding_scale)
         return self.layers.forward(x, batch, caches)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Map hidden states ``[m, hidden]`` to logits ``[m, vocab]`` float32.
+    def logits(self, hidden: Tensor, *, out: Tensor | None = None) -> Tensor:
+        """Map hidden states ``[m, hidden]`` to logits ``[m, vocab]`` float32, written to ``out`` if given.
 
         The hidden states have passed the last norm, either the model's or the MTP layer's.
         """
-        logits = self.tp.gather_columns(self.lm_head(hidden))
-        return logits[:, : self.config.vocab_size].to(torch.float32)
+        logits = self.tp.gather_columns(self.lm_head(hidden))[:, : self.config.vocab_size]
+        return logits.to(torch.float32) if out is None else out.view(logits.shape).copy_(logits)
 
 
 def head_rows(

@@ -1,9 +1,9 @@
 """Persistent per-row tables of sampling parameters on the device. A step's sampling reads them.
 
 A row is filled when its request is admitted and cleared when the request leaves; steps gather rows by index.
-Row N is the null row, which padding uses. On a CPU, host and device tables are the same bytes. On a GPU, a
-row is written to the host table first, and then copied to the device table. In shapes, ``S`` is the maximum
-number of stop ids, ``V`` the size of the vocabulary, and ``R`` the number of a step's rows.
+Row N is the null row, which padding uses. What the host has written reaches the device before the next step
+(:func:`engine.memory.row_fields.send`). In shapes, ``S`` is the maximum number of stop ids, ``V`` the size of
+the vocabulary, and ``R`` the number of a step's rows.
 
 | table | shape | in a cleared row and the null row |
 |---|---|---|
@@ -15,15 +15,14 @@ number of stop ids, ``V`` the size of the vocabulary, and ``R`` the number of a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from engine.memory.async_copy import upload
+from engine.memory.row_fields import RowFields, send
 from engine.request import Request
 from wire.messages.sampling_params import SamplingParams
 
@@ -38,6 +37,8 @@ _NUMBERS = {
 """Numbers of :class:`SamplingParams` that have columns, with their values in a cleared row."""
 _NEUTRAL_INTEGERS = (0, 0, 0)
 _NO_STOP_ID = -1
+_NEUTRAL = {"numbers": tuple(_NUMBERS.values()), "integers": _NEUTRAL_INTEGERS, "stop_ids": _NO_STOP_ID}
+"""A cleared row."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ class TokenTables:
 
     def clear(self, row: int) -> None:
         for table in (self.counts, self.in_prompt, self.bias):
-            table[row] = 0
+            table[row].zero_()
 
     def fill(self, request: Request, params: SamplingParams) -> None:
         """Fill a cleared row. A request that was preempted already has tokens of its answer: count them."""
@@ -128,9 +129,18 @@ class SamplingTable:
         self.num_rows = num_rows
         self.vocab_size = vocab_size
         self._device = device
-        self._numbers = _RowTensor(num_rows + 1, tuple(_NUMBERS.values()), torch.float32, device)
-        self._integers = _RowTensor(num_rows + 1, _NEUTRAL_INTEGERS, torch.int64, device)
-        self._stop_ids = _RowTensor(num_rows + 1, (_NO_STOP_ID,) * max_stop_ids, torch.int64, device)
+        self.fields = RowFields(
+            num_rows + 1,
+            {
+                "numbers": (torch.float32, len(_NUMBERS)),
+                "integers": (torch.int64, len(_NEUTRAL_INTEGERS)),
+                "stop_ids": (torch.int64, max_stop_ids),
+            },
+            device,
+        )
+        for row in range(num_rows + 1):
+            self.fields.write(row, **_NEUTRAL)
+        send([self.fields])
         self._needs = [_GREEDY] * (num_rows + 1)
         self._asked: tuple[list[int], SamplingNeeds] = ([], _GREEDY)
         """Rows and result of the last call of :meth:`needs`. In most steps the rows are the same again."""
@@ -139,7 +149,7 @@ class SamplingTable:
     @property
     def stop_ids(self) -> torch.Tensor:
         """Stop ids ``[N+1, S]`` int64, padded at the end with -1. The tensor's address never changes."""
-        return self._stop_ids.device
+        return self.fields.device["stop_ids"]
 
     @property
     def tokens(self) -> TokenTables:
@@ -155,11 +165,12 @@ class SamplingTable:
             self.clear(row)
             return
         self._asked = [], _GREEDY
-        stop_ids = self._padded_stop_ids(request)
-        least_length = request.num_prompt + params.min_tokens
-        self._numbers.write(row, _numbers_of(params))
-        self._integers.write(row, (params.top_k, request.seed, least_length))
-        self._stop_ids.write(row, stop_ids)
+        self.fields.write(
+            row,
+            numbers=_numbers_of(params),
+            integers=(params.top_k, request.seed, request.num_prompt + params.min_tokens),
+            stop_ids=self._padded_stop_ids(request),
+        )
         self._clear_tokens(row)
         self._needs[row] = _needs_of(params, bool(request.stop_token_ids))
         if self._needs[row].processed:
@@ -168,9 +179,7 @@ class SamplingTable:
     def clear(self, row: int) -> None:
         """Write neutral parameters, so that no trace of the row's request is left."""
         self._asked = [], _GREEDY
-        self._numbers.write(row, tuple(_NUMBERS.values()))
-        self._integers.write(row, _NEUTRAL_INTEGERS)
-        self._stop_ids.write(row, (_NO_STOP_ID,) * self.stop_ids.shape[1])
+        self.fields.write(row, **_NEUTRAL)
         self._clear_tokens(row)
         self._needs[row] = _GREEDY
 
@@ -189,8 +198,9 @@ class SamplingTable:
 
     def gather(self, rows: torch.Tensor) -> SamplingColumns:
         """Return the parameters of ``rows`` ``[R]`` int64."""
-        numbers = dict(zip(_NUMBERS, self._numbers.device[rows].unbind(dim=1), strict=True))
-        top_k, seed, least_length = self._integers.device[rows].unbind(dim=1)
+        tables = self.fields.device
+        numbers = dict(zip(_NUMBERS, tables["numbers"][rows].unbind(dim=1), strict=True))
+        top_k, seed, least_length = tables["integers"][rows].unbind(dim=1)
         return SamplingColumns(**numbers, top_k=top_k, seed=seed, least_length=least_length)
 
     def _clear_tokens(self, row: int) -> None:
@@ -207,22 +217,6 @@ class SamplingTable:
                 f"the request has {len(known)} stop token ids within the vocabulary; {width} fit"
             )
         return known + [_NO_STOP_ID] * (width - len(known))
-
-
-class _RowTensor:
-    """A device table and its host mirror, with one small vector per row."""
-
-    def __init__(
-        self, num_rows: int, neutral: Sequence[float], dtype: torch.dtype, device: torch.device
-    ) -> None:
-        host = torch.tensor(neutral, dtype=dtype).repeat(num_rows, 1)
-        self.host: NDArray[Any] = host.numpy()
-        self.device = host.to(device)
-
-    def write(self, row: int, values: Sequence[float]) -> None:
-        self.host[row] = values
-        if self.device.device.type != "cpu":
-            self.device[row].copy_(upload(self.host[row], self.device.device), non_blocking=True)
 
 
 def _numbers_of(params: SamplingParams) -> list[float]:

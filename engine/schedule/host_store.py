@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
+from engine.memory.async_copy import Download, upload
 from engine.memory.caches import Caches
 from engine.schedule.step_plan import Swap
 
 
 @dataclass(frozen=True)
 class _Stored:
-    kv: torch.Tensor
-    state: torch.Tensor
+    kv: Download
+    state: Download
 
 
 class HostStore:
@@ -26,24 +28,24 @@ class HostStore:
     @property
     def num_bytes(self) -> int:
         """Bytes of host memory in use now."""
-        return sum(s.kv.numel() * s.kv.element_size() + s.state.numel() for s in self._stored.values())
+        return sum(one.kv.host.nbytes + one.state.host.nbytes for one in self._stored.values())
 
     def save(self, swap: Swap) -> None:
         """Copies a request's blocks and state out of the pools, before another request writes there."""
         kv = self._caches.kv_words.index_select(0, self._index(swap))
-        self._stored[swap.request_id] = _Stored(
-            kv.to("cpu"), self._caches.state[swap.slot].to("cpu", copy=True)
-        )
+        self._stored[swap.request_id] = _Stored(Download(kv), Download(self._caches.state[swap.slot]))
 
     def restore(self, swap: Swap) -> None:
         """Copies blocks and state back into the blocks and the slot that the request owns now."""
+        # The device copies in the order of these calls. So nobody has to wait until the copies to the host
+        # have been made.
         stored = self._stored.pop(swap.request_id)
-        device = self._caches.kv.device
-        self._caches.kv_words.index_copy_(0, self._index(swap), stored.kv.to(device))
-        self._caches.state[swap.slot] = stored.state.to(device)
+        kv = stored.kv.host.to(self._caches.kv.device, non_blocking=True)
+        self._caches.kv_words.index_copy_(0, self._index(swap), kv)
+        self._caches.state[swap.slot].copy_(stored.state.host, non_blocking=True)
 
     def _index(self, swap: Swap) -> torch.Tensor:
-        return torch.tensor(swap.block_ids, dtype=torch.int64, device=self._caches.kv.device)
+        return upload(np.array(swap.block_ids, dtype=np.int64), self._caches.kv.device)
 
     def drop(self, request_id: str) -> None:
         """Drops the copies of a request that was cancelled while it was preempted."""

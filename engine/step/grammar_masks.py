@@ -10,14 +10,11 @@ grammar joins a step only after its previous step was read back and the new mask
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 
 from engine.memory.async_copy import upload
 from engine.request import Request
-from engine.step.row_progress import RowState
 from kernels.sampling.token_mask import num_words
 
 
@@ -30,7 +27,6 @@ class GrammarMasks:
     def __init__(self, num_rows: int, num_positions: int, vocab_size: int, device: torch.device) -> None:
         host = torch.full((num_rows + 1, num_positions, num_words(vocab_size)), -1, dtype=torch.int32)
         self._host = host.numpy()
-        self._num_positions = num_positions
         self._rows: set[int] = set()
         """Rows whose requests have grammars."""
         self._changed: set[int] = set()
@@ -63,14 +59,3 @@ class GrammarMasks:
         if rows and device.type != "cpu":
             index = upload(np.array(rows, dtype=np.int64), device)
             self.table.index_copy_(0, index, upload(self._host[rows], device))
-
-    def drafts(self, rows: Sequence[int], state: RowState) -> list[list[int]]:
-        """Return the drafts that the next step tries in each row.
-
-        All steps with these rows must have been read back.
-        """
-        if self._num_positions == 1:
-            return [[] for _ in rows]
-        index = upload(np.array(rows, dtype=np.int64), state.tokens.device)
-        table = torch.cat([state.num_drafts[index, None].to(torch.int64), state.tokens[index, 1:]], dim=1)
-        return [drafts[:count] for count, *drafts in table.tolist()]

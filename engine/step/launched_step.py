@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from engine.memory.async_copy import Download, upload
@@ -22,6 +23,7 @@ from engine.sampling.logprobs import (
 )
 from engine.schedule.step_plan import StepPlan
 from engine.step.program import Step, StepTensors
+from engine.step.row_progress import RowState
 from telemetry.engine_metrics import Measures, StepKind, StepRun
 from wire.messages.generation import TokenLogprobs
 
@@ -43,6 +45,8 @@ class RowResult(NamedTuple):
     tokens: tuple[int, ...]
     """The gained tokens, ``accepted`` of them."""
     logprobs: tuple[TokenLogprobs, ...] | None
+    drafts: tuple[int, ...] = ()
+    """The drafts that the row's next step tries; known only for rows whose answers follow a grammar."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,7 @@ class LaunchedStep:
     launched_s: float
     run: StepRun
     _results: Download
+    _drafts: Download | None
     _logprobs: list[RowLogprobs]
     _prompt_logprobs: list[tuple[Request, PromptLogprobs]]
 
@@ -63,6 +68,7 @@ class LaunchedStep:
         step: Step,
         tensors: StepTensors,
         model: ComputesLogits,
+        state: RowState,
         *,
         launched_s: float,
         run: StepRun,
@@ -74,6 +80,7 @@ class LaunchedStep:
             launched_s,
             run,
             Download(step.results[: len(plan.rows)]),
+            _next_drafts(plan, step, state),
             _logprobs(plan, step, tensors) if reporting else [],
             _score_prompts(plan.rows, step, tensors.hidden, model) if reporting else [],
         )
@@ -100,12 +107,24 @@ class LaunchedStep:
         reported: dict[int, list[TokenLogprobs]] = {}
         for group in self._logprobs:
             reported |= group.read()
+        drafts = [[0]] * len(rows) if self._drafts is None else self._drafts.wait().numpy().tolist()
         results = []
         for i, (accepted, is_finite, num_tried, *gained) in enumerate(rows):
             tokens = tuple(gained[:accepted])
             logprobs = tuple(reported[i][:accepted]) if i in reported and is_finite and accepted else None
-            results.append(RowResult(accepted, bool(is_finite), num_tried, tokens, logprobs))
+            num_drafts, *guessed = drafts[i]
+            results.append(
+                RowResult(accepted, bool(is_finite), num_tried, tokens, logprobs, tuple(guessed[:num_drafts]))
+            )
         return results
+
+
+def _next_drafts(plan: StepPlan, step: Step, state: RowState) -> Download | None:
+    """Queue the copy of ``[rows, 1 + k]``, number of drafts and drafts; None if no row follows a grammar."""
+    if state.tokens.shape[1] == 1 or all(row.request.follower is None for row in plan.rows):
+        return None
+    rows = step.rows[: len(plan.rows)]
+    return Download(torch.cat([state.num_drafts[rows, None].to(torch.int64), state.tokens[rows, 1:]], dim=1))
 
 
 def measure_gaps(measures: Measures, read_s: float, brought: Iterable[tuple[PlannedRow, RowResult]]) -> None:
@@ -177,15 +196,24 @@ def _reporting(rows: list[tuple[int, int, PlannedRow]]) -> dict[int, list[tuple[
     return groups
 
 
+def scores_prompt(rows: Iterable[PlannedRow]) -> bool:
+    """Return whether log-probabilities of some row's prompt follow from the step."""
+    return any(
+        row.request.prompt_logprobs_wanted is not None and row.num_before < row.request.num_prompt - 1
+        for row in rows
+    )
+
+
 def _score_prompts(
-    rows: Sequence[PlannedRow], step: Step, hidden: Tensor, model: ComputesLogits
+    rows: Sequence[PlannedRow], step: Step, hidden: Tensor | None, model: ComputesLogits
 ) -> list[tuple[Request, PromptLogprobs]]:
     """Compute log-probabilities of the prompt's tokens, for the rows that ask for them."""
     scored: list[tuple[Request, PromptLogprobs]] = []
     start = 0
     for row in rows:
         request = row.request
-        if request.prompt_logprobs_wanted is not None and row.num_before < request.num_prompt - 1:
+        if request.prompt_logprobs_wanted is not None and scores_prompt([row]):
+            assert hidden is not None, "no graph runs a step that scores a prompt"
             targets = request.tokens[row.num_before + 1 : row.end + 1]
             targets = targets[: request.num_prompt - 1 - row.num_before]
             part = hidden[start : start + len(targets)]

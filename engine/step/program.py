@@ -65,6 +65,8 @@ class Step:
     needs: SamplingNeeds
     ends: PrefillEnds | None
     """None if all rows are decode rows."""
+    logits: Tensor | None = None
+    """``[R, T, V]`` float32: where the step writes the decode rows' logits; None for a new tensor."""
 
     @property
     def num_decode(self) -> int:
@@ -98,8 +100,8 @@ class NoDrafter:
 class StepTensors:
     """Tensors of a step that stay on the device, for log-probabilities."""
 
-    hidden: Tensor
-    """``[n, H]``"""
+    hidden: Tensor | None
+    """``[n, H]``; None after a graph, which does not keep them."""
     decode_logits: Tensor | None
     """``[R, T, V]``"""
     prefill_logits: Tensor | None
@@ -150,6 +152,11 @@ class StepProgram:
         self._drafter.draft(step, hidden)
         return StepTensors(hidden, decode_logits, prefill_logits)
 
+    def empty_logits(self, num_rows: int) -> Tensor:
+        """Make the tensor to which all graphs write their logits, ``[num_rows, T, V]``."""
+        tokens, vocab_size = self._state.tokens, self._model.config.vocab_size
+        return torch.empty((num_rows, tokens.shape[1], vocab_size), device=tokens.device)
+
     def replays(self, step: Step) -> bool:
         """Return whether the model's pass over this step is recorded, or is recorded when the step runs."""
         return self._recorded is not None and step.ends is None
@@ -162,7 +169,7 @@ class StepProgram:
             hidden = self._model.forward(step.batch, self._caches)
             if not step.samples or not step.num_decode:
                 return hidden, None
-            logits = self._model.logits(hidden[: step.batch.num_decode_tokens])
+            logits = self._model.logits(hidden[: step.batch.num_decode_tokens], out=step.logits)
         return hidden, logits.view(step.num_decode, -1, logits.shape[-1]) if step.samples else None
 
     def _sample_decode(self, step: Step, logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -194,7 +201,7 @@ class StepProgram:
         """
         rows = step.rows[step.num_decode :]
         self._state.num_computed[rows] = step.batch.positions[ends.last_tokens].to(torch.int32)
-        self._state.num_drafts[rows] = 0
+        self._state.num_drafts.index_fill_(0, rows, 0)  # `[rows] = 0` would wait for the device
 
     def _accept(self, step: Step, token_ids: Tensor, is_finite: Tensor) -> None:
         accept = self._accept_buffered

@@ -2,7 +2,8 @@
 
 The host fills a row when its request begins to run here (admitted, handed over or resumed) and clears it
 when the request leaves. Between these two moments only steps write the row. So a step can be launched before
-the previous step was read back.
+the previous step was read back. What the host has written reaches the device before the next step
+(:func:`engine.memory.row_fields.send`).
 
 | table | shape | holds |
 |---|---|---|
@@ -10,12 +11,12 @@ the previous step was read back.
 | num_drafts | ``[N + 1]`` | number of drafts; the tokens after them are dummies, which are always rejected |
 | num_computed | ``[N + 1]`` | number of tokens whose KV and state exist |
 | state_slot | ``[N + 1]`` | slot with the state after these tokens, chosen by the step that wrote the state |
-| active | ``[N + 1]`` | False: the row has reached its end, or has no request |
+| active | ``[N + 1]`` | 1, or 0 if the row has reached its end or has no request |
 | limit | ``[N + 1]`` | maximum number of tokens of prompt and answer together |
 | max_drafts | ``[N + 1]`` | k, or 0 for a request without speculation |
 
 A row has ``T = 1 + k`` positions, and there are N rows for requests. Row N is the null row, which padding
-uses: it is never active.
+uses: it is never active. Tokens are int64, all other tables int32.
 """
 
 from __future__ import annotations
@@ -23,41 +24,42 @@ from __future__ import annotations
 import torch
 
 from engine.memory.index_pool import NULL_INDEX
+from engine.memory.row_fields import RowFields
 from engine.request import Request
+
+_INTEGERS = ("num_drafts", "num_computed", "state_slot", "active", "limit", "max_drafts")
 
 
 class RowState:
     """Tables of ``num_rows`` rows and the null row, with ``T = 1 + k`` positions."""
 
     def __init__(self, num_rows: int, num_positions: int, device: torch.device) -> None:
-        def table(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
-            return torch.zeros((num_rows + 1, *shape), dtype=dtype, device=device)
-
-        self._device = device
         self._num_drafts = num_positions - 1
-        self.tokens = table(num_positions, dtype=torch.int64)
-        self.num_drafts = table()
-        self.num_computed = table()
-        self.state_slot = table()
-        self.active = table(dtype=torch.bool)
-        self.limit = table()
-        self.max_drafts = table()
+        fields = {"tokens": (torch.int64, num_positions)} | dict.fromkeys(_INTEGERS, (torch.int32, 0))
+        self.fields = RowFields(num_rows + 1, fields, device)
+        tables = self.fields.device
+        self.tokens = tables["tokens"]
+        self.num_drafts = tables["num_drafts"]
+        self.num_computed = tables["num_computed"]
+        self.state_slot = tables["state_slot"]
+        self.active = tables["active"]
+        self.limit = tables["limit"]
+        self.max_drafts = tables["max_drafts"]
 
     def fill(self, request: Request) -> None:
         """Fill the row of a request that begins to run: newest state and next token, but no drafts yet."""
-        row, params = request.row, request.params
-        self.tokens[row] = 0
-        self.tokens[row, 0] = request.tokens[request.num_computed]
-        self.num_drafts[row] = 0
-        self.num_computed[row] = request.num_computed
-        self.state_slot[row] = request.memory.state_slot
-        self.limit[row] = request.num_prompt + (0 if params is None else params.max_tokens)
-        self.max_drafts[row] = self._num_drafts if params is not None and params.speculate else 0
-        self.active[row] = True
+        params = request.params
+        self.fields.write(
+            request.row,
+            tokens=[request.tokens[request.num_computed]] + [0] * self._num_drafts,
+            num_drafts=0,
+            num_computed=request.num_computed,
+            state_slot=request.memory.state_slot,
+            active=1,
+            limit=request.num_prompt + (0 if params is None else params.max_tokens),
+            max_drafts=self._num_drafts if params is not None and params.speculate else 0,
+        )
 
     def clear(self, row: int) -> None:
         """Clear the row of a request that has left. A step does nothing in a cleared row."""
-        self.active[row] = False
-        self.state_slot[row] = NULL_INDEX
-        for table in (self.num_drafts, self.num_computed, self.limit, self.max_drafts, self.tokens):
-            table[row] = 0
+        self.fields.write(row, tokens=0, **dict.fromkeys(_INTEGERS, 0) | {"state_slot": NULL_INDEX})

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
 
 import torch
 
 from engine.config import EngineConfig
 from engine.memory.caches import Caches
+from engine.memory.row_fields import send
 from engine.models.causal_lm import CausalLM
 from engine.request import Request
 from engine.sampling.sampler import Sampler
@@ -22,7 +22,7 @@ from engine.step.checks import Checks
 from engine.step.drafters import MtpDrafter, NgramDrafter
 from engine.step.grammar_masks import GrammarMasks
 from engine.step.graph import StepGraphs
-from engine.step.launched_step import LaunchedStep
+from engine.step.launched_step import LaunchedStep, scores_prompt
 from engine.step.program import Drafter, NoDrafter, Step, StepProgram, StepTensors
 from engine.step.recorded_forward import RecordedForward
 from engine.step.row_progress import RowState
@@ -34,12 +34,6 @@ from wire.messages.sampling_params import MAX_STOP_TOKEN_IDS
 log = logging.getLogger(__name__)
 
 GREEDY = SamplingNeeds()
-CAPTURED = [
-    SamplingNeeds(random=is_random, filtered=is_random, constrained=is_constrained)
-    for is_constrained in (False, True)
-    for is_random in (False, True)
-]
-"""The kinds of sampling for which graphs are captured."""
 
 
 class StepRunner:
@@ -113,7 +107,7 @@ class StepRunner:
     @torch.inference_mode()
     def capture(self) -> None:
         """Capture the graphs of all batch sizes. On a CPU this does nothing."""
-        self._graphs.capture_all(CAPTURED)
+        self._graphs.capture_all()
 
     def begin(self, request: Request) -> None:
         """Fill the row of a request that was admitted or whose state has arrived.
@@ -143,13 +137,6 @@ class StepRunner:
         """Write the new grammar masks of a running request."""
         self._masks.fill(request)
 
-    def drafts(self, requests: Sequence[Request]) -> list[list[int]]:
-        """Return the drafts that the next step tries for each request.
-
-        All steps with these requests must have been read back.
-        """
-        return self._masks.drafts([request.row for request in requests], self.state)
-
     def shape_of(self, plan: StepPlan) -> StepShape:
         """Return the shape that the plan's step needs in the pass that a group's ranks compute together."""
         if plan.is_empty:
@@ -172,7 +159,7 @@ class StepRunner:
         ``shape`` is the shape that the group's ranks agreed on. The step fits into it.
         """
         self._agreed(shape)
-        self._masks.send()
+        self._send()
         launched_s = time.monotonic()
         run: StepRun = "eager"
         rows = plan.rows
@@ -188,7 +175,7 @@ class StepRunner:
             tensors = self._program.run(step)
         else:
             num_rows = self._buffers.captured(len(plan.decode_rows)) if shape.is_mixed else shape.num_rows
-            replays = bool(sampling) and not shape.is_mixed
+            replays = bool(sampling) and not shape.is_mixed and not scores_prompt(rows)
             step, tensors, run = self._launch_decode(
                 plan, needs, max_seq_len, num_rows=num_rows, samples=bool(sampling), replays=replays
             )
@@ -197,10 +184,16 @@ class StepRunner:
             step,
             tensors,
             self._model,
+            self.state,
             launched_s=launched_s,
             run=run,
             reporting=self._reporting,
         )
+
+    def _send(self) -> None:
+        """Queue the upload of what rows begin and end with, after the steps that still use the rows."""
+        send([self.state.fields, self._sampling.fields])
+        self._masks.send()
 
     def _most_tokens(self, request: Request) -> int:
         """Return an upper bound of a decode row's length, its new positions included."""
@@ -226,8 +219,9 @@ class StepRunner:
     ) -> tuple[Step, StepTensors, StepRun]:
         """Launch a step of decode rows; as a graph only if ``replays`` is True.
 
-        ``replays`` is False if no row samples. It is False too if the group's step is mixed: no captured
-        graph has the collectives of such a step.
+        ``replays`` is False if no row samples, or if a row wants log-probabilities of its prompt: graphs do
+        not keep the hidden states. It is False too if the group's step is mixed: no captured graph has the
+        collectives of such a step.
         """
         self._buffers.load(plan.decode_rows, num_rows)
         replayed = self._graphs.replay(num_rows, needs) if replays else None
@@ -240,6 +234,7 @@ class StepRunner:
     def launch_padding(self, shape: StepShape) -> None:
         """Launch a step of padding rows. An idle data-parallel rank runs it while other ranks are busy."""
         self._agreed(shape)
+        self._send()
         num_rows = self._buffers.captured(1) if shape.is_mixed else shape.num_rows
         self._buffers.load([], num_rows)
         if shape.is_mixed or self._graphs.replay(num_rows, GREEDY) is None:
