@@ -54,8 +54,8 @@ class ConfigChange(BaseModel):
 
 class ChangedConfigView(ConfigView):
     warning: str
-    """Why changes are in effect, but would be lost if the router restarted now. Empty if they would not be
-    lost."""
+    """Why changes would be lost if the router restarted now. The changes are in effect nevertheless. Empty if
+    they would not be lost."""
 
     @classmethod
     def with_warning(cls, view: ConfigView, warning: str) -> ChangedConfigView:
