@@ -116,7 +116,8 @@ class SamplingFields(StructuredFields):
         """Return the request's priority among waiting requests. A request with a lower number is served
         earlier.
 
-        Raises :class:`PermissionDeniedError` for a priority that this key may not ask for.
+        Raises :class:`PermissionDeniedError` for a priority that this key may not ask for, and
+        :class:`InvalidRequestError` for a priority that is out of range.
         """
         earliest = api_key.min_priority
         if self.priority is None:
@@ -199,7 +200,7 @@ class SamplingFields(StructuredFields):
         tool_use: ToolUse | None = None,
     ) -> TextRequest:
         """Return the request that the checked fields describe, and begin its trace. Raises
-        :class:`InvalidRequestError` if the session's name is too long."""
+        :class:`InvalidRequestError`, for example if the session's name is too long."""
         options = self.stream_options
         include_usage = options is not None and bool(options.include_usage)
         shows_marks = tool_use is not None and tool_use.has_special_marks

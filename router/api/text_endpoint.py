@@ -110,8 +110,8 @@ async def _answer(request: TextRequest, writer: Writer, services: Services) -> R
 async def _events(
     request: TextRequest, writer: Writer, services: Services, write_now: WritePart
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the bytes of one write for each step, or for each slice of a step: the events of all choices that
-    have new deltas.
+    """Yield the bytes of one write for each step: the events of all choices that have new deltas. A step with
+    much to write has one write for each of its slices (:mod:`router.serving.slice_lane`).
 
     If the events differ only in their text (:attr:`TextRequest.tells_just_text`), the text after the first
     token goes through a :class:`TextLane`. This generator then only wakes for what the lane can't write.
