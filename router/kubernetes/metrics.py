@@ -18,7 +18,7 @@ EVENTS = ("added", "modified", "deleted", "bookmark")
 
 
 class DiscoveryMetrics(Collector):
-    """Shows what the parts of discovery count in this object's attributes."""
+    """Metrics of discovery. The parts of discovery count in this object's attributes."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
