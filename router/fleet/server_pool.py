@@ -45,8 +45,8 @@ class _LinkSettings(TypedDict):
 
 
 class ServerPool:
-    """Owns the connections. The entries of :attr:`models` choose among them, by the model names that servers
-    announce.
+    """Owns the connections to all servers. Each entry of :attr:`models` chooses among the servers that serve
+    its model. If there are several models, servers announce which one they serve.
 
     Servers may come and go while the router runs. All models see each change of the pool's lists.
     """

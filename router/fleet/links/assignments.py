@@ -151,8 +151,8 @@ class Assignment:
         owner.num_tokens += num_tokens
 
     def unload(self) -> None:
-        """Take the request off the server's load: its work is done. Whether the work was good is not known
-        yet."""
+        """Take the request off the server's load, because the server has done its work. Whether the work was
+        good is not known yet."""
         if self._num_tokens is not None:
             self._owner.num_requests -= 1
             self._owner.num_tokens -= self._num_tokens

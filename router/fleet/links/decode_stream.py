@@ -43,7 +43,7 @@ class Receiver(Protocol):
         reason."""
 
     def take_tokens(self, token_ids: tuple[int, ...]) -> None:
-        """Take an output that has tokens and nothing else, as nearly all outputs have."""
+        """Take an output that has tokens and nothing else. Nearly all outputs are of this kind."""
 
 
 log = logging.getLogger(__name__)
@@ -162,7 +162,7 @@ class DecodeStream(ServerLink):
                 self._deliver(news)
             elif news.incarnation == info.incarnation:
                 self.drain.heard(news.is_draining)
-            else:  # gRPC itself passes a call that the old process had not taken to the new one
+            else:  # the old process had not taken the call, so gRPC itself sent the call to the new one
                 return "it was restarted while this router connected to it"
         return "it ended the stream"
 

@@ -149,7 +149,8 @@ class Connection:
         return stats
 
     async def prefix_news(self, since: int | None) -> PrefixNews | None:
-        """Return what the server's cache can serve now. None if it does not answer in time."""
+        """Return which prefixes the server's cache can serve: all of them, or the changes since version
+        ``since``. None if the server does not answer in time."""
         try:
             request = GetPrefixes(since)
             news: PrefixNews = await call(self.channel, GET_PREFIXES, request, timeout_s=STATS_TIMEOUT_S)
