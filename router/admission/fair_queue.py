@@ -140,8 +140,9 @@ class FairQueue:
 
         A full queue must not lock out clients that have fewer waiting requests than others. So a request of
         the last priority leaves: the newest request of the client that has the most requests of this
-        priority. Within the same priority, the new request displaces no request of its own client, and none
-        of a client that has at most one request more than its own client.
+        priority. Within the same priority, the new request displaces no request of its own client. It
+        displaces a request of another client only if that client has at least two waiting requests more than
+        the client of the new request.
         """
         if not self._levels:
             return None

@@ -125,7 +125,7 @@ class Gate:
             await self._wait(queued, deadline)
 
     def choice_ended(self, place: Place) -> None:
-        """Pass on the place of a choice that has ended before the other choices of its request have. Another
+        """Pass on the place of a choice that has ended while other choices of its request have not. Another
         choice of the request takes the place, or a waiting request does."""
         if place.num_left and (not len(self._queue) or place.num_places == 1):
             place.num_places -= 1
