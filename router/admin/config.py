@@ -15,7 +15,7 @@ from router.serving.services import Services, services_of
 
 
 class ConfigView(BaseModel):
-    """Settings that may change while the router runs, by the names of their flags."""
+    """Settings that may change while the router runs. Each field has the name of its flag."""
 
     prefill_policy: PolicyName
     decode_policy: PolicyName
