@@ -40,7 +40,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "logprob_token_ids": (None, []),
     "prompt_embeds": (None,),
 }
-"""Fields of OpenAI or vLLM that are not supported but would change the answer, each with those values that
+"""Fields of OpenAI or vLLM that are not supported but would change the answer, each with the values that
 change nothing. Any other value is refused, because an answer that ignores the value is not what the client
 asked for."""
 

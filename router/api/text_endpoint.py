@@ -79,8 +79,8 @@ async def answer_text(
 async def _read_once_known(
     http: Request, kind: type[Body], services: Services, client: Client, *, deadline: float
 ) -> Body:
-    """Read a request's body. If its model has had no server yet, wait for one, because a model's limits come
-    from its servers.
+    """Read a request's body. If the requested model has had no server yet, wait for a server, because a
+    model's limits come from its servers.
 
     Raises what :func:`read_json` and :meth:`Gate.wait_for_servers` raise, and :class:`CancelledRequestError`
     if the client goes away.
