@@ -13,7 +13,7 @@ class PrefixAffinity:
     """Compares the server with the longest cached prefix and the server that least_loaded would choose.
 
     The server with the lower score is chosen. The score is the number of tokens until the prompt is done:
-    those that the prompt would wait for (:func:`weight`) and its own, minus the cached ones. So popular
+    the tokens that it would wait for (:func:`weight`), plus its own tokens, minus the cached ones. So popular
     prefixes spread over several servers: once the queue of the server that has a prefix is longer than the
     prefix, another server computes the prefix and then has it, too.
     """
