@@ -26,7 +26,7 @@ class DiscoveryMetrics(Collector):
         self.events: Counter[str] = Counter()
         """Number of the watch's events, by type in lower case."""
         self.relists: Counter[str] = Counter()
-        """How often pods were listed again, by what ended the list or watch before."""
+        """How often pods were listed again. The keys say what had ended the list or watch before."""
         self.pods: Counter[PodState] = Counter()
         """Number of present pods, by state."""
 

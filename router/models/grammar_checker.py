@@ -49,7 +49,7 @@ class GrammarChecker:
         self._process: Process | None = None
         self._reading: asyncio.Task[None] | None = None
         self._asked: dict[int, tuple[Process, asyncio.Future[Reply]]] = {}
-        """Questions by their numbers, with the process that was asked."""
+        """For each question's number, the process that was asked and the reply to wait for."""
         self._idle: asyncio.TimerHandle | None = None
         self._kept: OrderedDict[bytes, Checked] = OrderedDict()
         self._num_kept_bytes = 0
