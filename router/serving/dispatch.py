@@ -340,8 +340,8 @@ class Dispatch:
         self._receiver.take(output)
 
     def _move(self, ticket: AnyTicket | None) -> None:
-        """Move the request to another server, because its server gives it away. With ``ticket``, the other
-        server reads the state; without a ticket, the prompt and the answer so far are prefilled again."""
+        """Move the request to another server, because the present one gives it away. With ``ticket``, the
+        other server reads the state. Without a ticket, servers prefill the prompt and the answer so far."""
         assert self._stream is not None
         self._avoid(self._stream.address)
         if ticket is None:
