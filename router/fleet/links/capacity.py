@@ -17,7 +17,7 @@ MARGIN_A_PREFILL_SERVER = 2
 """Minimum number of requests in flight beyond the number of rows, for each prefill server. It matters where
 there are few rows. Each prefill server should have one prompt to compute and one to compute next."""
 PREFILL_STEPS = 2
-"""A prefill server is sent further prompts only while those in its queue need less than this many full steps.
+"""A prefill server is sent further prompts only while its queued prompts need less than this many full steps.
 This keeps the server busy until the next prompts are sent, and limits how long a request of high priority
 waits."""
 GUARANTEED_BLOCKS = 0.5

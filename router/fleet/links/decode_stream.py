@@ -167,8 +167,8 @@ class DecodeStream(ServerLink):
         return "it ended the stream"
 
     def _heard(self) -> None:
-        """Note that the server has sent something. If it was silent, it can be used again at once, because
-        requests that failed while it was frozen are tried again now."""
+        """Note that the server has sent something. A server that was silent can be used again at once,
+        because requests that failed while it was frozen are tried again now."""
         self._connection.heard()
         if self._is_silent:
             self._is_silent = False

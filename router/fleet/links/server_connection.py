@@ -57,7 +57,7 @@ class Connection:
         """False while the server's own health service reports that the server does not serve. A server that
         reports nothing is taken to serve."""
         self.held_back = ""
-        """Why the router does not want to use the server now. Empty if it does."""
+        """Why the router does not want to use the server now. Empty if it wants to."""
         self.last_info: ServerInfo | None = None
         """What the server said of itself when it last answered."""
         self._num_heard = 0

@@ -59,7 +59,7 @@ class ServerDrain:
     async def tell(self) -> bool:
         """Tell the server what it does not know yet. If the wish changes meanwhile, the server is told again.
 
-        Return False if it could not be told; it is then told when it appears.
+        Return False if the server could not be told; then it is told when it appears.
         """
         async with self._telling:
             while (wanted := self._untold) is not None:
