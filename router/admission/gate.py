@@ -36,8 +36,9 @@ class Gate:
 
     Each choice needs one place, because it takes a row on a decode server. A request gets all its places at
     once, except a request of many choices, which gets them bit by bit (:class:`Place`). A request overtakes
-    others only if its client has less than its share, an equal part of all places. It is then let in even if
-    other clients hold all places, because decode servers give it rows that other clients have.
+    others only if its client has less than its share. The share is an equal part of all places. Such a
+    request is let in even if other clients hold all places, because decode servers give it rows that other
+    clients have.
 
     ``room`` returns the servers' room; None while no request could be served at all. Then requests wait for
     ``hold_s``, as long as ``may_return`` says that a server may come back. After that they get the error that

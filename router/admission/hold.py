@@ -27,7 +27,7 @@ WAIT_INTERVAL_S = 0.01
 
 
 class Hold:
-    """The absence of one model's servers: since when it lasts, and which answers wait for its end.
+    """The absence of one model's servers: when it began, and which answers wait for its end.
 
     ``is_stopping`` says whether the router is about to stop and so has no time left to wait for servers.
     """
