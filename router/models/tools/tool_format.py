@@ -12,7 +12,7 @@ from typing import Any, Protocol
 class ToolCall:
     name: str
     arguments: str
-    """The JSON text of an object."""
+    """The JSON text of an object, or the beginning of this text if the answer was cut off."""
 
 
 @dataclass(frozen=True)
