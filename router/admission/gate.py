@@ -194,8 +194,8 @@ class Gate:
         there is no other client.
 
         The k-th client that comes gets at most a k-th part of all places. So if the first client had all
-        places, 1 + 1/2 + 1/3 + … times as many choices as places may be in flight. With 80 places, this is five
-        times as many, because the share of an 81st client is less than one place.
+        places, 1 + 1/2 + 1/3 + … times as many choices as places may be in flight. With 80 places, this is
+        five times as many, because the share of an 81st client is less than one place.
         """
         clients = {client, *self._held, *self._queue.clients}
         share = min(self.limits.max_in_flight, room.places) // len(clients) if len(clients) > 1 else 0
