@@ -20,7 +20,7 @@ Kind = Literal["remove", "add", "resume", "drain", "pause"]
 | ``pause`` | is no longer ready: it gets no new requests until it is ready again; its requests continue |
 """
 ORDER: tuple[Kind, ...] = get_args(Kind)
-"""The order in which changes are made. So an address is free before another pod gets it, and new
+"""The order in which changes are made. In this order, an address is free before another pod gets it, and new
 servers exist before a drained server gives its requests away."""
 
 

@@ -76,8 +76,8 @@ class ChatTemplate:
         return template
 
     def reads(self, variable: str, *, has_tools: bool) -> bool:
-        """Return whether the template reads a variable. If not, the text is the same with and without the
-        variable."""
+        """Return whether the template reads a variable. If not, the rendered text is the same with and
+        without the variable."""
         return variable in self._variables[self._name(has_tools)]
 
     def mentions(self, text: str) -> bool:

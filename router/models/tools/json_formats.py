@@ -77,8 +77,8 @@ _MAX_ESCAPE_CHARS = 6
 
 
 def cut_call(text: str) -> ToolCall | None:
-    """Return the call that ``text`` begins. If the text ends within the arguments, the call has the part of
-    them that was written, which is not valid JSON.
+    """Return the call that ``text`` begins. If the text ends within the arguments, the call has only
+    the beginning of the arguments, which is not valid JSON.
 
     None if the name is not complete. Raises :class:`ValueError` for a text that does not begin an object.
     """
