@@ -66,8 +66,8 @@ def end_process(_error: BaseException) -> None:
 
 
 def create_app(config: RouterConfig, *, on_fatal: OnFatal = end_process) -> FastAPI:
-    """Create the application. Raises :class:`ConfigError` if it can't work with ``config``, and
-    :class:`ModelLoadError` if a model folder's tokenizer or chat template is at fault.
+    """Create the application. Raises :class:`ConfigError` if a router can't work with ``config``, and
+    :class:`ModelLoadError` if a model folder's tokenizer, chat template or generation config can't be used.
 
     ``on_fatal`` is called if a background task dies of an unexpected error.
     """

@@ -110,7 +110,7 @@ class PodDiscovery:
 
 @dataclass(frozen=True)
 class ProcessPlace:
-    """Which of several processes on one port this router is."""
+    """The place of this router process among several that share one port."""
 
     index: int
     ports: tuple[int, ...]
@@ -174,7 +174,7 @@ class RouterConfig:
     """Whether the admin API may add servers at link-local addresses and at the addresses of clouds' metadata
     services."""
     place: ProcessPlace | None = None
-    """Which of the processes that ``--workers`` starts this process is; None: this process is alone on its
+    """The place of this process among those that ``--workers`` starts; None: this process is alone on its
     port."""
     state_file: Path | None = None
     """The file that keeps the changes made through the admin API. A router applies these changes when it

@@ -24,8 +24,8 @@ GAUGES = (
 def handoff_families(
     labels: Sequence[str], servers: Mapping[tuple[str, ...], ServerStats]
 ) -> Iterator[Metric]:
-    """Yield metrics that servers count themselves since their start. ``servers`` has the servers' stats by
-    the values of ``labels``.
+    """Yield metrics that servers count themselves since their start. ``servers`` has each server's stats;
+    the key is the values of ``labels`` for that server.
 
     A handoff that failed counts here even if a retry served the request.
     """

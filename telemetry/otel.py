@@ -82,8 +82,8 @@ class Tracing:
         )
 
     def record(self, span: Span) -> str:
-        """Record a span that is over, if its trace is recorded. Return its ``traceparent``, for its
-        children."""
+        """Record a span that is over, if its trace is recorded. Return the ``traceparent`` that the span's
+        children use."""
         if not is_sampled(span.parent):
             return span.parent
         span_id = span.span_id or secrets.token_hex(8)

@@ -1,7 +1,7 @@
 """A server's HTTP port for operators: ``/metrics``, ``/healthz``, ``/readyz``.
 
-The port has a thread of its own. So it answers while the model is loaded and while the event loop is busy,
-and a liveness probe does not end a server that is only slow.
+A separate thread answers. So the port answers even while the model is loaded or the event loop is busy, and
+a liveness probe does not end a server that is only slow.
 """
 
 from __future__ import annotations

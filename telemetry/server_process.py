@@ -36,8 +36,8 @@ class ServerConfig(Protocol):
 
 
 class Service(Protocol):
-    """The work of a server. It is created before it is started, and adds its calls to the gRPC server by
-    itself."""
+    """The object that does the work of a server. It adds its calls to the gRPC server by itself. The caller
+    starts it after its creation."""
 
     @property
     def measures(self) -> Measures: ...

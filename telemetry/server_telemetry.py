@@ -100,7 +100,7 @@ class _State(Collector):
 
 
 def _derived(port: int) -> int:
-    """Return the port for metrics. For a server that takes any free port, it is any free port, too (0)."""
+    """Return the port for metrics. If the server takes any free port (0), the port for metrics is 0, too."""
     derived = port + METRICS_PORT_OFFSET if port else 0
     if derived > 65535:
         raise ConfigError(

@@ -24,4 +24,4 @@ class Span:
     error: str = ""
     """What went wrong. Empty if nothing did."""
     span_id: str = ""
-    """16 hex digits, if the id was sent to others before the span was over. Empty for any id."""
+    """16 hex digits, if the id was sent to others before the span was over. Empty: a new id is made."""

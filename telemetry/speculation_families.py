@@ -15,8 +15,8 @@ PREFIX = "twinfang_spec_decode"
 def speculation_families(
     labels: Sequence[str], servers: Mapping[tuple[str, ...], ServerStats]
 ) -> Iterator[Metric]:
-    """Yield metrics that servers count themselves. ``servers`` has the servers' stats by the values of
-    ``labels``.
+    """Yield metrics that servers count themselves. ``servers`` has each server's stats; the key is the values
+    of ``labels`` for that server.
 
     Servers count from their own start. So a restarted server begins at 0 again, as Prometheus expects.
     """

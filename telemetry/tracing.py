@@ -26,7 +26,8 @@ def start_tracing(
     """Start to export traces. None if neither flag nor variables ask for it.
 
     Raises :class:`ConfigError` for settings that can't work. If only the environment asks for traces and the
-    SDK is missing, that is logged, since such variables are often set for all processes of a cluster.
+    SDK is missing, a warning is logged and there are no traces, since such variables are often set for all
+    processes of a cluster.
     """
     if not endpoint and not _is_asked_for(environment):
         return None

@@ -1,1 +1,1 @@
-"""The admin API, `/admin/v1`: for operators of a router, with a token of its own."""
+"""The admin API, `/admin/v1`: for operators of a router, who need a separate token."""

@@ -25,7 +25,7 @@ class AdminToken:
 
     @classmethod
     def from_file(cls, path: Path) -> AdminToken:
-        """Read the first line of ``path``: the token, or ``sha256:`` and its hexadecimal digest.
+        """Read ``path``, which holds the token, or ``sha256:`` and the token's hexadecimal digest.
 
         Raises :class:`ConfigError` if there is no token, or one that could be guessed.
         """

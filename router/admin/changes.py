@@ -66,7 +66,7 @@ class Changes:
             worker.drain.wish(True)
 
     async def add_worker(self, role: PoolRole, address: str) -> Worker:
-        """Add a server. Raises :class:`ConflictError` if it is there already."""
+        """Add a server. Raises :class:`ConflictError` if the pool has it already."""
         worker = self._membership.add(role, address, added_by="api", why=BY_OPERATOR)
         await self._save(worker, "serving")
         return worker
@@ -79,7 +79,7 @@ class Changes:
         """Drain a server, or use it again. A server that is out of reach is told once it appears.
 
         Raises :class:`UnavailableError` if the server is connected but does not answer, and
-        :class:`ConflictError` if it drains for good.
+        :class:`ConflictError` if a server that drains for good should be used again.
         """
         was_told = await self._membership.set_draining(worker, is_draining, why=BY_OPERATOR)
         await self._save(worker, "draining" if is_draining else "serving")

@@ -15,7 +15,7 @@ from router.serving.services import Services, services_of
 
 
 class ConfigView(BaseModel):
-    """Settings that may change while the router runs, by the names of their flags."""
+    """Settings that may change while the router runs. Each field has the name of its flag."""
 
     prefill_policy: PolicyName
     decode_policy: PolicyName
@@ -54,8 +54,8 @@ class ConfigChange(BaseModel):
 
 class ChangedConfigView(ConfigView):
     warning: str
-    """Why changes are in effect, but would be lost if the router restarted now. Empty if they would not be
-    lost."""
+    """Why changes would be lost if the router restarted now. The changes are in effect nevertheless. Empty if
+    they would not be lost."""
 
     @classmethod
     def with_warning(cls, view: ConfigView, warning: str) -> ChangedConfigView:

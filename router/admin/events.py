@@ -22,8 +22,8 @@ from router.serving.services import Services
 TICK_S = 0.25
 TICKS_A_SECOND = 4
 MAX_WAITING = 2048
-"""Maximum number of messages that wait for one subscriber. A subscriber that is slower is disconnected, and
-connects again."""
+"""Maximum number of messages that wait for one subscriber. A subscriber that reads too slowly is
+disconnected, and may connect again."""
 MAX_REQUESTS_A_TICK = 256
 """Maximum number of changed requests that are sent at a time. If more have changed, the newest are sent."""
 MAX_DECODING_A_SECOND = 100

@@ -54,14 +54,14 @@ class TimelineEntry(BaseModel):
     name: EventName
     at_s: float
     duration_s: float | None
-    """Null while it is under way, 0 for a moment."""
+    """Null while this part is under way; 0 for an event that takes no time."""
     worker: str
     """Id of the server. Empty for parts in the router."""
     attempt: int
     """0 for the first attempt. Each retry or move adds 1."""
     choice: int
     detail: str
-    """For a retry: the error of the last attempt."""
+    """For a retry: the code of the error that led to it."""
 
 
 class RequestDetail(RequestView):

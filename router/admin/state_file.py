@@ -1,6 +1,6 @@
 """Keeps operators' changes in an SQLite file, so that a router uses them again after a restart.
 
-Calls block while the disk works. So while the router runs, they are made on a thread of their own.
+Calls of SQLite block while the disk works. So a running router makes them on a separate thread.
 """
 
 from __future__ import annotations
@@ -73,14 +73,14 @@ class SavedChanges:
 
 
 class StateFile:
-    """One router's own file: two routers would overwrite each other's changes."""
+    """The file of one router only, because two routers would overwrite each other's changes."""
 
     def __init__(self, path: Path) -> None:
         self.warning = ""
         """Why changes would be lost if the router restarted now. Empty if they would not."""
         self._rows: Rows = {}
-        """Everything that the file should hold. If somebody deletes the file, it is written again from
-        this."""
+        """Everything that the file should hold. If somebody deletes the file, it is written again from these
+        rows."""
         self._unsaved: Rows = {}
         self._path = path
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="state-file")
@@ -110,7 +110,8 @@ class StateFile:
         await self._save(_rows_of_settings(settings))
 
     async def keep_trying(self) -> None:
-        """Save what could not be saved as soon as that is possible, and everything if the file is gone."""
+        """Try again, every ``RETRY_S``, to save what could not be saved. If the file is gone, save
+        everything."""
         while True:
             await asyncio.sleep(RETRY_S)
             is_there = await asyncio.get_running_loop().run_in_executor(self._thread, self._path.exists)

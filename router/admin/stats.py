@@ -49,7 +49,7 @@ class StatsView(BaseModel):
     tpot_ms: Latency
     transfer: Transfer
     cache_hit_rate: float | None
-    """Of the prompt tokens of all choices that ended, the share that a prefix cache held."""
+    """The share of prompt tokens that a prefix cache held, over all choices that finished in the window."""
     accepted_draft_length: float | None
     """Tokens that a request gets from a step with drafts, on average. The one token of each step that is not
     a draft is counted, too. Null without speculation."""

@@ -25,8 +25,8 @@ WorkerState = Literal["serving", "draining", "drained", "unreachable"]
 
 
 class WorkerView(BaseModel):
-    """One server as this router knows it. Its values are at most two seconds old, and newer while the server
-    has work."""
+    """One server as this router knows it. The router asks for the server's stats every two seconds, and more
+    often while the server has requests of this router."""
 
     id: str
     address: str
@@ -79,8 +79,8 @@ def _state(worker: Worker) -> WorkerState:
 
 class ChangedWorkerView(WorkerView):
     warning: str
-    """Why changes are in effect, but would be lost if the router restarted now. Empty if they would not be
-    lost."""
+    """Why changes would be lost if the router restarted now. The changes are in effect nevertheless. Empty if
+    they would not be lost."""
 
     @classmethod
     def with_warning(cls, view: WorkerView, warning: str) -> ChangedWorkerView:
@@ -187,7 +187,7 @@ async def list_pools(request: Request) -> PoolsView:
 @router.post("/workers", status_code=201, openapi_extra=body_schema(NewWorker))
 async def add_worker(request: Request) -> ChangedWorkerView:
     """Adds a server. A server that is not up yet is used as soon as it answers; until then its `problem` says
-    why it is not used. A server that is up must have that role, and serve a model of this router."""
+    why it is not used. A server that is up must have the given role, and serve a model of this router."""
     body = await read_json(request, NewWorker)
     try:
         check_address(body.address)
@@ -214,8 +214,8 @@ async def remove_worker(request: Request, worker_id: str) -> ChangedWorkerView:
 @router.post("/workers/{worker_id}/drain")
 async def drain(request: Request, worker_id: str) -> ChangedWorkerView:
     """Stops new requests to a server, from all routers. Running answers of a decode server continue on
-    another decode server, without a gap or a repeated token. If there is no other decode server, requests end
-    where they are. Requests on a prefill server always do.
+    another decode server, without a gap or a repeated token. If there is no other decode server, the server
+    itself finishes its requests. A prefill server always does.
 
     Draining lasts until it is undone, even over restarts of the server. If a decode server is drained again,
     it also gives away requests that have arrived meanwhile.

@@ -64,7 +64,7 @@ class Asset:
 
 
 def _read(folder: Traversable, prefix: str = "") -> dict[str, Asset]:
-    """Return all files below ``folder`` by their path in it."""
+    """Return all files below ``folder``. The keys are their paths within it."""
     assets: dict[str, Asset] = {}
     for entry in folder.iterdir():
         name = prefix + entry.name

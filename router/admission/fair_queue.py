@@ -5,7 +5,7 @@ Language Models" (OSDI 2024). Each client has a counter of the tokens it was ser
 a request leaves the queue, tokens of the answer when the request has ended. The client with the smallest
 counter is next. The counter of a client that did not wait before is first raised to the smallest counter of
 the clients that wait, so no client can save up turns. While two clients of one priority wait, the service
-they get differs by at most the cost of one request of each and of their answers in progress.
+they get differs by at most the cost of one request of each client and of both clients' answers in progress.
 """
 
 from __future__ import annotations
@@ -140,8 +140,9 @@ class FairQueue:
 
         A full queue must not lock out clients that have fewer waiting requests than others. So a request of
         the last priority leaves: the newest request of the client that has the most requests of this
-        priority. Within the same priority, the new request displaces no request of its own client, and none
-        of a client that has at most one request more than its own client.
+        priority. Within the same priority, the new request displaces no request of its own client. It
+        displaces a request of another client only if that client has at least two waiting requests more than
+        the client of the new request.
         """
         if not self._levels:
             return None

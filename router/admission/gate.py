@@ -36,8 +36,9 @@ class Gate:
 
     Each choice needs one place, because it takes a row on a decode server. A request gets all its places at
     once, except a request of many choices, which gets them bit by bit (:class:`Place`). A request overtakes
-    others only if its client has less than its share, an equal part of all places. It is then let in even if
-    other clients hold all places, because decode servers give it rows that other clients have.
+    others only if its client has less than its share. The share is an equal part of all places. Such a
+    request is let in even if other clients hold all places, because decode servers give it rows that other
+    clients have.
 
     ``room`` returns the servers' room; None while no request could be served at all. Then requests wait for
     ``hold_s``, as long as ``may_return`` says that a server may come back. After that they get the error that
@@ -125,7 +126,7 @@ class Gate:
             await self._wait(queued, deadline)
 
     def choice_ended(self, place: Place) -> None:
-        """Pass on the place of a choice that has ended before the other choices of its request have. Another
+        """Pass on the place of a choice that has ended while other choices of its request have not. Another
         choice of the request takes the place, or a waiting request does."""
         if place.num_left and (not len(self._queue) or place.num_places == 1):
             place.num_places -= 1
@@ -193,8 +194,8 @@ class Gate:
         there is no other client.
 
         The k-th client that comes gets at most a k-th part of all places. So if the first client had all
-        places, 1 + 1/2 + 1/3 + … times as many choices as places may be in flight: with 80 places, five times
-        as many.
+        places, 1 + 1/2 + 1/3 + … times as many choices as places may be in flight. With 80 places, this is
+        five times as many, because the share of an 81st client is less than one place.
         """
         clients = {client, *self._held, *self._queue.clients}
         share = min(self.limits.max_in_flight, room.places) // len(clients) if len(clients) > 1 else 0

@@ -1,5 +1,5 @@
-"""Handles absences, which are the times in which no server serves a model: measures how long they last, and
-lets answers in progress wait for their end.
+"""Handles absences. An absence is a time in which no server serves a model. This module measures how long an
+absence lasts, and lets answers in progress wait until it is over.
 
 A server that was killed is back after seconds if something restarts it. Until then requests wait in the queue
 (:mod:`router.admission.gate`), and answers in progress wait here, both for at most ``hold_s``.
@@ -27,7 +27,7 @@ WAIT_INTERVAL_S = 0.01
 
 
 class Hold:
-    """The absence of one model's servers: since when it lasts, and which answers wait for its end.
+    """The absence of one model's servers: when it began, and which answers wait for its end.
 
     ``is_stopping`` says whether the router is about to stop and so has no time left to wait for servers.
     """
@@ -112,7 +112,7 @@ class Hold:
             self._timer = asyncio.get_running_loop().call_later(WAIT_INTERVAL_S, self._judge)
 
     def _judge(self) -> None:
-        """Look at the servers once for each kind of demand, and decide for all answers that wait with it."""
+        """Look at the servers once for each kind of demand, and decide for all answers with such a demand."""
         self._timer = None
         may_end = self.may_end
         for kind, waiting in self._waiting.items():

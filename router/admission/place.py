@@ -48,7 +48,7 @@ def first_places(queued: QueuedRequest, *, places: int, taken: int) -> int:
 
 
 RECENT = 1 / 32
-"""The weight of the newest request in the mean. With it, about the last hundred requests have an
+"""The weight of the newest request in the mean. With this weight, about the last hundred requests have an
 influence."""
 UNKNOWN_S = 1.0
 """The mean that is assumed before any request has ended."""

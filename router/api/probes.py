@@ -39,21 +39,22 @@ async def healthz(request: Request) -> JSONResponse:
 
 @router.get("/readyz")
 async def readyz(request: Request) -> JSONResponse:
-    """Whether a request for some model could be served now; if not, 503 with the reason."""
+    """Whether a request for some model would be served now, or soon by servers that are expected back. If
+    not, 503 with the reason."""
     return _readiness(services_of(request), "ready")
 
 
 @router.get("/health")
 async def health(request: Request) -> JSONResponse:
     """The probe that vLLM's clients use before they begin. It says what `/readyz` says: 200 if a request
-    could be served now."""
+    would be served."""
     return _readiness(services_of(request), "ok")
 
 
 @router.post("/ping", include_in_schema=False)
 @router.get("/ping")
 async def ping(request: Request) -> JSONResponse:
-    """SageMaker's probe of a container. It says what `/readyz` says: 200 if a request could be served now."""
+    """SageMaker's probe of a container. It says what `/readyz` says: 200 if a request would be served."""
     return _readiness(services_of(request), "ok")
 
 

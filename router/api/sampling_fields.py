@@ -40,7 +40,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "logprob_token_ids": (None, []),
     "prompt_embeds": (None,),
 }
-"""Fields of OpenAI or vLLM that are not supported but would change the answer, each with those values that
+"""Fields of OpenAI or vLLM that are not supported but would change the answer, each with the values that
 change nothing. Any other value is refused, because an answer that ignores the value is not what the client
 asked for."""
 
@@ -116,7 +116,8 @@ class SamplingFields(StructuredFields):
         """Return the request's priority among waiting requests. A request with a lower number is served
         earlier.
 
-        Raises :class:`PermissionDeniedError` for a priority that this key may not ask for.
+        Raises :class:`PermissionDeniedError` for a priority that this key may not ask for, and
+        :class:`InvalidRequestError` for a priority that is out of range.
         """
         earliest = api_key.min_priority
         if self.priority is None:
@@ -199,7 +200,7 @@ class SamplingFields(StructuredFields):
         tool_use: ToolUse | None = None,
     ) -> TextRequest:
         """Return the request that the checked fields describe, and begin its trace. Raises
-        :class:`InvalidRequestError` if the session's name is too long."""
+        :class:`InvalidRequestError`, for example if the session's name is too long."""
         options = self.stream_options
         include_usage = options is not None and bool(options.include_usage)
         shows_marks = tool_use is not None and tool_use.has_special_marks

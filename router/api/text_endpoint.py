@@ -79,8 +79,8 @@ async def answer_text(
 async def _read_once_known(
     http: Request, kind: type[Body], services: Services, client: Client, *, deadline: float
 ) -> Body:
-    """Read a request's body. If its model has had no server yet, wait for one, because a model's limits come
-    from its servers.
+    """Read a request's body. If the requested model has had no server yet, wait for a server, because a
+    model's limits come from its servers.
 
     Raises what :func:`read_json` and :meth:`Gate.wait_for_servers` raise, and :class:`CancelledRequestError`
     if the client goes away.
@@ -110,8 +110,8 @@ async def _answer(request: TextRequest, writer: Writer, services: Services) -> R
 async def _events(
     request: TextRequest, writer: Writer, services: Services, write_now: WritePart
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the bytes of one write for each step, or for each slice of a step: the events of all choices that
-    have new deltas.
+    """Yield the bytes of one write for each step: the events of all choices that have new deltas. A step with
+    much to write has one write for each of its slices (:mod:`router.serving.slice_lane`).
 
     If the events differ only in their text (:attr:`TextRequest.tells_just_text`), the text after the first
     token goes through a :class:`TextLane`. This generator then only wakes for what the lane can't write.

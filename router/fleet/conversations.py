@@ -25,7 +25,8 @@ class _Kept:
 
 
 class Conversations:
-    """Tickets by the tokens they cover and by cache salt. The oldest tickets make room for new ones."""
+    """Tickets, found by the tokens that they cover and the cache salt. The oldest tickets make room for new
+    ones."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

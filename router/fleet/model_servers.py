@@ -76,8 +76,8 @@ class ModelServers:
 
     def limits(self) -> ModelLimits:
         """Return the limits of the connected decode servers. While no decode server is connected, return the
-        limits of those that were connected last, as they are expected back. Raises :class:`NobodyServesError`
-        if no decode server was ever connected."""
+        limits of the servers that were connected last, as these are expected back. Raises
+        :class:`NobodyServesError` if no decode server was ever connected."""
         infos = [info for _, info in self._connected(self._decode)]
         if infos:
             self._limits = ModelLimits(

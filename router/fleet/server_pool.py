@@ -45,8 +45,8 @@ class _LinkSettings(TypedDict):
 
 
 class ServerPool:
-    """Owns the connections. The entries of :attr:`models` choose among them, by the model names that servers
-    announce.
+    """Owns the connections to all servers. Each entry of :attr:`models` chooses among the servers that serve
+    its model. If there are several models, servers announce which one they serve.
 
     Servers may come and go while the router runs. All models see each change of the pool's lists.
     """
@@ -189,14 +189,14 @@ class ServerPool:
         return Absence("; ".join(one.missing for one in reasons), "; ".join(one.detail for one in reasons))
 
     def num_connected(self) -> dict[str, int]:
-        """Return how many servers are in use, by the role they were configured for."""
+        """Return how many servers are in use, for each role that servers are configured for."""
         return {
             "prefill": sum(client.info is not None for client in self._prefill),
             "decode": sum(stream.info is not None for stream in self._decode),
         }
 
     def num_configured(self) -> dict[str, int]:
-        """Return how many servers there should be, by the role they were configured for."""
+        """Return how many servers there should be, for each role that servers are configured for."""
         return {"prefill": len(self._prefill), "decode": len(self._decode)}
 
     def workers(self) -> list[Worker]:

@@ -121,8 +121,8 @@ class HttpConnection(HttpToolsProtocol):
         super().on_headers_complete()
         if self.cycle is not None:
             scope: dict[str, Any] = self.scope  # type: ignore[assignment]
-            scope[WRITE_PART] = partial(_write_part, proxy(self.cycle))  # a proxy: the cycle refers to it
-            # An answer that begins before the body's end is the last one: the body might never end.
+            scope[WRITE_PART] = partial(_write_part, proxy(self.cycle))  # a proxy: the cycle has the scope
+            # An answer that begins before the body's end is the connection's last: the body may never end.
             self._keeps_alive, self.cycle.keep_alive = self.cycle.keep_alive, False
             if scope["http_version"] < "1.1":
                 _end_by_closing(self.cycle)

@@ -76,7 +76,7 @@ class WriteLimit:
         except TimeoutError as late:
             raise CancelledRequestError(f"the client took nothing for {WRITE_TIMEOUT_S:g} s") from late
         finally:
-            del self._timeout  # breaks a cycle: through the task and its error's traceback, it refers to this
+            del self._timeout  # breaks a cycle: its task has an error whose traceback refers to self
 
     def _look(self) -> None:
         now = self._loop.time()

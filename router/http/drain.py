@@ -39,7 +39,7 @@ class DrainMiddleware:
     """Pure ASGI: once the drain has begun, new requests get a 503 and each connection is closed after its
     next answer, so that clients and load balancers go elsewhere. Paths that begin with one of
     ``still_answered`` are answered as before, so that operators can watch the drain; the drain does not wait
-    for them."""
+    for these answers."""
 
     def __init__(self, app: ASGIApp, *, drain: Drain, still_answered: tuple[str, ...]) -> None:
         self._app = app

@@ -34,8 +34,8 @@ matches such names."""
 
 UNAVAILABLE_RETRY_AFTER_S = 1
 """``Retry-After`` of a 503. It is short because a request that is sent again soon waits in the router's
-queue, for ``hold_s`` at most. If a server comes back meanwhile, such a request is served sooner than one that
-is sent again later. If this router is stopping, another router takes the request."""
+queue, for ``hold_s`` at most. If a server comes back meanwhile, a request in the queue is served sooner than
+one that is sent again later. If this router is stopping, another router takes the request."""
 
 
 def error_body(error: TwinfangError) -> dict[str, Any]:

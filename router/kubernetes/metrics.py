@@ -18,7 +18,7 @@ EVENTS = ("added", "modified", "deleted", "bookmark")
 
 
 class DiscoveryMetrics(Collector):
-    """Shows what the parts of discovery count in this object's attributes."""
+    """Metrics of discovery. The parts of discovery count in this object's attributes."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -26,7 +26,7 @@ class DiscoveryMetrics(Collector):
         self.events: Counter[str] = Counter()
         """Number of the watch's events, by type in lower case."""
         self.relists: Counter[str] = Counter()
-        """How often pods were listed again, by what ended the list or watch before."""
+        """How often pods were listed again. The keys say what had ended the list or watch before."""
         self.pods: Counter[PodState] = Counter()
         """Number of present pods, by state."""
 

@@ -126,8 +126,8 @@ def pod_id(pod: Mapping[str, Any]) -> tuple[str, str]:
 def claimants(offers: Iterable[PodServer]) -> dict[tuple[str, str], PodServer]:
     """Return, by key, the servers that own their addresses.
 
-    Of several servers with the same role and address, only one owns it: the API may still list a pod whose
-    containers have ended while another pod already has its IP.
+    Of several servers with the same role and address, only one owns the address: the API may still list a pod
+    whose containers have ended while another pod already has its IP.
     """
     by_place: dict[tuple[PoolRole, str], PodServer] = {}
     for offer in offers:

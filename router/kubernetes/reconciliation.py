@@ -16,11 +16,11 @@ Kind = Literal["remove", "add", "resume", "drain", "pause"]
 | ``remove`` | is gone, or has another address now |
 | ``add`` | is ready, and was not known |
 | ``resume`` | is ready again |
-| ``drain`` | is being deleted: it gets no new requests; its requests move to other servers, or end there |
+| ``drain`` | is being deleted: it gets no new requests; its requests move to other servers, or end on it |
 | ``pause`` | is no longer ready: it gets no new requests until it is ready again; its requests continue |
 """
 ORDER: tuple[Kind, ...] = get_args(Kind)
-"""The order in which changes are made. With it, an address is free before another pod gets it, and new
+"""The order in which changes are made. In this order, an address is free before another pod gets it, and new
 servers exist before a drained server gives its requests away."""
 
 
@@ -36,7 +36,7 @@ Key = tuple[str, str]
 
 def reconcile(wanted: Mapping[Key, PodServer], known: Mapping[Key, PodServer]) -> list[Change]:
     """Return the changes from the applied state (``known``) to the present state (``wanted``), in
-    :data:`ORDER`. Both states have servers by key."""
+    :data:`ORDER`. Both map keys to servers."""
     changes = [Change("remove", pod) for key, pod in known.items() if not _stays(pod, wanted.get(key))]
     for key, pod in wanted.items():
         before = known.get(key)

@@ -39,7 +39,8 @@ class Backoff:
         self._num_failures = 0
 
     def pause_s(self, lasted_s: float) -> float:
-        """Return the next pause. ``lasted_s`` is the time from the list's request to the failure."""
+        """Return the next pause. ``lasted_s`` is the time that the last list and its watch took until
+        they ended or failed."""
         if lasted_s >= LASTED_S:
             self._num_failures = 0
         pause_s = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2.0**self._num_failures)

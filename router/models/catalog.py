@@ -55,7 +55,8 @@ class ModelCatalog:
     def find(self, asked: str | None) -> ServedModel:
         """Return the model of this name. A request without a name gets the only model, if there is only one.
 
-        Raises :class:`ModelNotFoundError` for an unknown name.
+        Raises :class:`ModelNotFoundError` for an unknown name, and :class:`InvalidRequestError` if no name
+        is given and there are several models.
         """
         if asked is None:
             if self._only is None:

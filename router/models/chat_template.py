@@ -76,8 +76,8 @@ class ChatTemplate:
         return template
 
     def reads(self, variable: str, *, has_tools: bool) -> bool:
-        """Return whether the template reads a variable. If it does not, it renders the same text without the
-        variable."""
+        """Return whether the template reads a variable. If not, the rendered text is the same with and
+        without the variable."""
         return variable in self._variables[self._name(has_tools)]
 
     def mentions(self, text: str) -> bool:
@@ -143,8 +143,8 @@ def _strftime_now(form: str) -> str:
 
 
 def _special_tokens(settings: Mapping[str, Any], model_dir: Path) -> dict[str, str]:
-    """Return the special tokens, such as ``bos_token``. The files have each of them as a text or as an object
-    with a ``content``."""
+    """Return the special tokens, such as ``bos_token``. In the files, each token is a text, or an object with
+    a ``content``."""
     tokens = {}
     for said in (read_json(model_dir / "special_tokens_map.json", required=False), settings):
         for name, token in said.items():

@@ -26,7 +26,8 @@ class ModelFolder:
 
     @classmethod
     def read(cls, source: ModelSource) -> ModelFolder:
-        """Read the folder. Raises :class:`ModelLoadError` if tokenizer or chat template can't be used."""
+        """Read the folder. Raises :class:`ModelLoadError` if tokenizer, chat template or generation config
+        can't be used."""
         defaults = sampling_defaults(source.directory)
         if defaults:
             log.info("sampling defaults of checkpoint %s: %s", source.name, defaults)

@@ -19,7 +19,7 @@ ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
 def with_options(schema: dict[str, Any]) -> str:
     """Return a JSON schema as text, with options that say how its JSON is written. A keyword that can't be
-    enforced is an error, even if the schema has other options of its own."""
+    enforced is an error, even if the schema itself sets other options."""
     options = {"whitespace_pattern": WHITESPACE, "lenient": False}
     return json.dumps({**schema, "x-guidance": options}, ensure_ascii=False)
 

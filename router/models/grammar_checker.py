@@ -17,8 +17,8 @@ from wire.messages.sampling_params import MAX_GRAMMAR_BYTES
 MAX_AT_ONCE = 8
 """Maximum number of grammars that are compiled at the same time. Further grammars wait."""
 QUICK_S = 0.05
-"""Processor time in which nearly all grammars are compiled. A grammar that takes longer is compiled again
-from the start, in a queue of its own, so that no quick grammar waits for it."""
+"""Processor time in which nearly all grammars are compiled. A grammar that takes longer waits in a separate
+queue and is compiled again from the start, so that no quick grammar waits for it."""
 MAX_CPU_S = 1.0
 """Processor time for a slow grammar. A schema of 100 kilobytes takes a fifth of this time."""
 MAX_SLOW_AT_ONCE = 2
@@ -49,7 +49,7 @@ class GrammarChecker:
         self._process: Process | None = None
         self._reading: asyncio.Task[None] | None = None
         self._asked: dict[int, tuple[Process, asyncio.Future[Reply]]] = {}
-        """Questions by their numbers, with the process that was asked."""
+        """For each question's number, the process that was asked and the reply to wait for."""
         self._idle: asyncio.TimerHandle | None = None
         self._kept: OrderedDict[bytes, Checked] = OrderedDict()
         self._num_kept_bytes = 0
@@ -58,7 +58,8 @@ class GrammarChecker:
         """Return the grammar in llguidance's form. ``is_text``: it is Lark or GBNF, as clients write it.
 
         Raises :class:`GrammarError`, with the library's message, for a grammar that can't be compiled, and
-        for one that is too long or too hard to compile.
+        for one that is too long or too hard to compile; and :class:`OverloadedError` if too many slow
+        grammars wait.
         """
         size = len(grammar.encode(errors="surrogatepass"))
         if size > MAX_GRAMMAR_BYTES:
@@ -122,7 +123,7 @@ class GrammarChecker:
             self._end_later(process)
 
     def _end_later(self, process: Process) -> None:
-        """End the process when there has been nothing to check for a while: that frees its memory."""
+        """End the process when there has been nothing to check for a while, to free its memory."""
         if self._idle is not None:
             self._idle.cancel()
         self._idle = (

@@ -13,8 +13,8 @@ from wire.errors import ContextLengthError, InvalidRequestError
 HEAD_CHARS_A_TOKEN = 8
 """If a text has more characters than this for each token of the context, its beginning is tokenized first."""
 HEAD_MARGIN_TOKENS = 256
-"""The beginning of a text may become this many tokens more on its own than as a part of the whole text. Its
-last word is cut, and may be split into other tokens for that reason."""
+"""The beginning of a text, tokenized alone, may have this many tokens more than as a part of the whole text,
+because its last word is cut and may be split into other tokens."""
 UNTOLD_MODEL_LEN = 1 << 17
 """The context's length in tokens that is assumed until a server has reported it."""
 

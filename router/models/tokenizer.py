@@ -24,8 +24,8 @@ the work to another thread and back would."""
 INLINE_TOKENS = 1_000
 """The same limit for decoding."""
 LARGE = 200_000
-"""Number of characters or tokens. Work on so many leaves tens of megabytes of free memory in the process,
-which is returned to the system."""
+"""Number of characters or tokens. Work on so many leaves tens of megabytes of free memory in the process.
+This memory is then returned to the operating system."""
 
 REPLACEMENT = "\ufffd"
 
@@ -169,8 +169,8 @@ def _then_give_back(work: Callable[[], T], size: int) -> T:
 
 @lru_cache(maxsize=1)
 def _byte_of_character() -> dict[str, int]:
-    """Return the bytes by the 256 characters that byte-level BPE writes for them (GPT-2's encoder.py,
-    bytes_to_unicode)."""
+    """Return the table of the 256 characters that byte-level BPE writes, with the byte that each character
+    stands for (GPT-2's encoder.py, bytes_to_unicode)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     table = {chr(byte): byte for byte in printable}
     others = [byte for byte in range(256) if byte not in printable]

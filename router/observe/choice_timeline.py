@@ -38,7 +38,7 @@ class TimelineEvent:
     attempt: int = 0
     duration_s: float | None = 0.0
     detail: str = ""
-    """For a retry: the error of the last attempt."""
+    """For a retry: the code of the error that led to it."""
 
 
 @dataclass(slots=True)
@@ -119,8 +119,8 @@ class ChoiceTimeline:
             self.stage = "prefill"
 
     def progressed(self) -> None:
-        """Note that a token has arrived. To be called for each step; only the first step of an attempt
-        counts."""
+        """Note that the first token of an attempt has arrived. Further calls in the same attempt have no
+        effect."""
         if self.stage == "decode" or self.decode_worker is None:
             return
         now = time.monotonic()
@@ -139,8 +139,8 @@ class ChoiceTimeline:
         self._leave("moved")
 
     def ended(self, stats: RequestStats | None, error: str = "") -> None:
-        """Note that all tokens are there, or that the choice was given up, because of ``error`` if there was
-        one."""
+        """Note that the choice has ended: all its tokens have come, or it was given up. ``error`` is the code
+        of the error that ended it, if there was an error."""
         self._told(stats)
         now = time.monotonic()
         self._end_calls(now, error)

@@ -11,13 +11,14 @@ from wire.messages.generation import RequestStats
 
 
 class LastMinute:
-    """Gets the number of tokens once for each step and choice, and everything else once for each choice."""
+    """Counts each choice when it finishes, its TTFT when its first token comes, and each HTTP request when it
+    ends. Generated tokens are counted elsewhere (:attr:`TokenMetrics.recent`)."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._started_s = clock()
         self.requests = WindowSum()
-        """HTTP requests that have ended in any way."""
+        """HTTP requests that were let in and have ended in any way."""
         self.prompt_tokens = WindowSum()
         self.cached_tokens = WindowSum()
         """Prompt tokens that a prefix cache held."""
@@ -48,7 +49,7 @@ class LastMinute:
         decode_s: float,
         stats: RequestStats | None,
     ) -> None:
-        """Count a choice that has ended. ``decode_s`` is the time from its first token to its last."""
+        """Count a choice that has finished. ``decode_s`` is the time from its first token to its last."""
         now_s = self._clock()
         self.prompt_tokens.add(num_prompt_tokens, now_s)
         self.cached_tokens.add(num_cached_tokens, now_s)

@@ -67,7 +67,7 @@ class PhaseMetrics:
         router saw it.
 
         If the prompt was submitted early (with an early ticket), ``first_output_s`` begins with the prefill
-        server's reply. The wait in the decode server's queue was over by then.
+        server's reply. The wait in the decode server's queue was over by then, so it is not subtracted.
         """
         queue_s = 0.0 if was_early else stats.queue_s
         server_s = queue_s + stats.transfer_s + stats.first_token_s

@@ -19,7 +19,7 @@ have as many choices as the router allows."""
 
 
 class RequestLog:
-    """Knows every request from its arrival to its end, and keeps it for a while after its end."""
+    """Knows every checked request until the request ends, and keeps it for a while after that."""
 
     def __init__(self) -> None:
         self._in_flight: dict[str, RequestRecord] = {}
@@ -40,8 +40,8 @@ class RequestLog:
 
     @contextmanager
     def follow(self, record: RequestRecord) -> Iterator[None]:
-        """Keep the request in flight until the block ends. A request that was not let in is not
-        remembered."""
+        """Keep the request in flight until the block ends. A request that ends with
+        :class:`OverloadedError` is not kept after its end."""
         first_id, n = record.id, 1
         while record.id in self._in_flight:  # clients choose ids, and may choose one twice
             n += 1

@@ -19,7 +19,7 @@ STAGES: tuple[RequestState, ...] = ("queued", "prefill", "transfer", "decode", "
 
 
 class RequestRecord:
-    """Owned by the request while it runs. Holds numbers and names, but no prompt, no answer and no key.
+    """What the router remembers of a request: numbers and names, but no prompt, no answer and no key.
 
     ``count_tokens`` returns the number of tokens so far. It is not called after the request has ended.
     """

@@ -37,8 +37,8 @@ class RequestTrace:
     def ended(
         self, queued: tuple[float, float] | None, calls: Sequence[Sequence[ServerCall]], end: TraceEnd
     ) -> None:
-        """End the trace. ``queued`` has the start and the end of the request's wait; ``calls`` are the calls
-        to servers, by choice."""
+        """End the trace. ``queued`` has the start and the end of the request's wait; ``calls`` has one list
+        of calls to servers for each choice."""
         if self.span is None or self.tracing is None:
             return
         if self.is_recorded:

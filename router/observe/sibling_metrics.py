@@ -1,7 +1,7 @@
 """Merges the metrics of several router processes that share one port into one answer.
 
 A scrape reaches any one of the processes. The metrics of each process carry its index in the label
-``process``, as if each process were an instance of its own. So sums and rates over the processes are right,
+``process``, as if each process were a separate instance. So sums and rates over the processes are right,
 and counters never go back. Metrics that servers count would be the same from every process, so they are shown
 once.
 """

@@ -29,7 +29,7 @@ class Candidate:
     address: str
     load: Load = Load()
     cached_tokens: int = 0
-    """The length of the prompt's start for which the server has both the keys and values and a recurrent
+    """The number of tokens at the prompt's beginning for which the server has keys, values and a recurrent
     state."""
 
 

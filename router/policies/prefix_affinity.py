@@ -12,10 +12,10 @@ from router.policies.policy import Candidate, Decision, Demand
 class PrefixAffinity:
     """Compares the server with the longest cached prefix and the server that least_loaded would choose.
 
-    The score is the number of tokens to compute until the prompt is done: the queued tokens and the prompt's
-    own tokens, minus the cached ones. So popular prefixes spread over several servers: once the queue of the
-    server that has a prefix is longer than the prefix, another server computes the prefix and then has it,
-    too.
+    The server with the lower score is chosen. The score is the number of tokens until the prompt is done:
+    the tokens that it would wait for (:func:`weight`), plus its own tokens, minus the cached ones. So popular
+    prefixes spread over several servers: once the queue of the server that has a prefix is longer than the
+    prefix, another server computes the prefix and then has it, too.
     """
 
     reads_load = True

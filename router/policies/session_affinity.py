@@ -13,7 +13,7 @@ class SessionAffinity:
 
     A hash of the session and of each server's address gives each server a number; the server with the highest
     number gets the session (rendezvous hashing: Thaler and Ravishankar, 1998). If a server leaves, only its
-    own sessions move, and it gets them back if it returns. A server that joins takes its share evenly from
+    sessions move, and they come back if the server returns. A server that joins takes its share evenly from
     all others. All routers compute the same numbers, so they agree without storing anything.
     """
 

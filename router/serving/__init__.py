@@ -1,1 +1,1 @@
-"""Serves one request: its choices, their dispatch, repeated if a server dies, and the answers."""
+"""Serves one request: its choices, their dispatch to servers, retries if a server fails, and the answers."""

@@ -311,7 +311,7 @@ class Dispatch:
             if isinstance(error, UnavailableError) and self._stream is not None:
                 self._avoid(self._stream.address)  # the server is lost, about to stop, or cut off
             if self._lease is not None and self._prefilling is None:
-                prefill, request_id = self._lease  # the lease's reader may be lost, or cut off from it
+                prefill, request_id = self._lease  # perhaps no reader is left that would end the lease
                 prefill.abandon(request_id)
             self._fail(error)
             return
@@ -340,8 +340,8 @@ class Dispatch:
         self._receiver.take(output)
 
     def _move(self, ticket: AnyTicket | None) -> None:
-        """Move the request to another server, because its server gives it away. With ``ticket``, the other
-        server reads the state; without a ticket, the prompt and the answer so far are prefilled again."""
+        """Move the request to another server, because the present one gives it away. With ``ticket``, the
+        other server reads the state. Without a ticket, servers prefill the prompt and the answer so far."""
         assert self._stream is not None
         self._avoid(self._stream.address)
         if ticket is None:

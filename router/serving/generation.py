@@ -34,9 +34,9 @@ class Generation:
     """
 
     def __init__(self, services: Services, request: TextRequest, lane: TextLane | None = None) -> None:
-        """``lane`` may only be given if there is a single choice. Once the lane is open, it writes the tokens
-        that come while the caller waits in :meth:`step` to the client at once. :meth:`step` then returns only
-        what the lane could not write."""
+        """``lane`` may only be given if there is a single choice. Once the lane is open, it writes tokens to
+        the client at once if they come while the caller waits in :meth:`step`. :meth:`step` then returns only
+        what the lane did not write."""
         model, limits = request.model, request.model.servers.limits()
         self._services = services
         self._token_metrics = services.metrics.tokens

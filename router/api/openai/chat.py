@@ -87,7 +87,8 @@ async def check_chat(
     http: Request, body: ChatBody, services: Services, client: Client, deadline: float
 ) -> TextRequest:
     """Render, tokenize and check a chat. Raises :class:`InvalidRequestError` that names what is wrong with
-    the body, and :class:`UnavailableError` while the limits are not known because no server is connected."""
+    the body, :class:`OverloadedError` if a queue is full, and :class:`UnavailableError` while the limits are
+    not known because no server was ever connected."""
     model = services.models.find(body.model)
     model.gate.refuse_early(client.name, body.priority_for(client.api_key))
     body.check_extra_fields()

@@ -96,7 +96,7 @@ class ChatWriter:
 
     @property
     def _may_leave_out(self) -> bool:
-        """Whether a chunk without content and calls can be left out, as while a tool call is incomplete."""
+        """Whether chunks without content and calls, which occur while a call is incomplete, are left out."""
         request = self._request
         return request.tool_use is not None and request.logprobs is None and not request.return_token_ids
 

@@ -62,7 +62,8 @@ async def check_completion(
     http: Request, body: CompletionBody, services: Services, client: Client, deadline: float
 ) -> TextRequest:
     """Tokenize and check a completion. Raises :class:`InvalidRequestError` that names what is wrong with the
-    body, and :class:`UnavailableError` while the limits are not known because no server is connected."""
+    body, :class:`OverloadedError` if a queue is full, and :class:`UnavailableError` while the limits are not
+    known because no server was ever connected."""
     model = services.models.find(body.model)
     model.gate.refuse_early(client.name, body.priority_for(client.api_key))
     body.check_extra_fields()
@@ -97,7 +98,7 @@ async def check_completion(
     prompts: list[Prompt] = []
     for item in texts_or_ids:
         if prompts:
-            await asyncio.sleep(0)  # of hundreds of short prompts, one in each iteration of the loop
+            await asyncio.sleep(0)  # one prompt in each iteration of the loop: there may be hundreds
         if isinstance(item, str):
             special = body.add_special_tokens is not False
             prompt = await encode_prompt(

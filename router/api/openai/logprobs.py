@@ -123,7 +123,7 @@ class LogprobsTable:
 
 
 def _row(entry: TokenLogprobs, offset: int, tokenizer: Tokenizer) -> Row:
-    # The token itself comes first, then the best alternatives: up to one entry more than asked for.
+    # The token itself comes first, then the best alternatives. So there may be one entry more than asked for.
     best = {entry.token_id: entry.logprob} | dict(entry.top)
     return (
         tokenizer.decode_token(entry.token_id),

@@ -24,7 +24,7 @@ class Assignments:
 
     The stats of a server are some hundred milliseconds old. Requests that this router has sent since then are
     not counted in them. But the router knows exactly how many of its own tokens are at the server now, and
-    how many were there when it asked. So only the part of other routers is ever out of date.
+    how many were there when it asked for the stats. So only the part of other routers is ever out of date.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -34,7 +34,7 @@ class Assignments:
         self.num_requests = 0
         self.num_tokens = 0
         self.chosen_by: Counter[str] = Counter()
-        """Requests that each policy has sent here since the start, by the policy's name."""
+        """How many requests each policy has sent here since the start. The keys are the policies' names."""
         self._incarnation = ""
         self._computes_prompts = True
         self._block_size = 1
@@ -151,8 +151,8 @@ class Assignment:
         owner.num_tokens += num_tokens
 
     def unload(self) -> None:
-        """Take the request off the server's load: its work is done. Whether the work was good is not known
-        yet."""
+        """Take the request off the server's load, because the server no longer works on it. Whether the
+        server's work was good may not be known yet."""
         if self._num_tokens is not None:
             self._owner.num_requests -= 1
             self._owner.num_tokens -= self._num_tokens

@@ -11,13 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MARGIN = 4
-"""For each ``MARGIN`` rows, one request more than there are rows is in flight. The prompt of this request is
-computed while all rows are busy, so that it is ready when a row becomes free."""
+"""For every ``MARGIN`` rows, one request is in flight in addition to those that fill the rows. The prompt of
+this request is computed while all rows are busy, so that it is ready when a row becomes free."""
 MARGIN_A_PREFILL_SERVER = 2
 """Minimum number of requests in flight beyond the number of rows, for each prefill server. It matters where
 there are few rows. Each prefill server should have one prompt to compute and one to compute next."""
 PREFILL_STEPS = 2
-"""A prefill server is sent further prompts only while those in its queue need less than this many full steps.
+"""A prefill server is sent further prompts only while its queued prompts need less than this many full steps.
 This keeps the server busy until the next prompts are sent, and limits how long a request of high priority
 waits."""
 GUARANTEED_BLOCKS = 0.5
@@ -52,8 +52,8 @@ class Capacity:
     server does not affect the numbers of the other servers."""
 
     rows: tuple[Resource, ...]
-    """Rows of each decode server. Rows of this router's own requests are free here: the gate counts the
-    requests."""
+    """Rows of each decode server. Rows that this router's own requests occupy count as free here, because the
+    gate counts these requests itself."""
     blocks: tuple[Resource, ...]
     """Blocks of each decode server, in tokens. Empty until all of them have reported their stats."""
     prefill: tuple[Resource, ...]

@@ -73,7 +73,7 @@ class CircuitBreaker:
         self.retry_at = max(self.retry_at, self._clock() + for_s)
 
     def reset(self) -> None:
-        """Forget all failures: another process answers at this address."""
+        """Forget all failures, because another process answers at this address now."""
         self._close()
 
     # --- called by trials -------------------------------------------------------------------------

@@ -43,7 +43,7 @@ class Receiver(Protocol):
         reason."""
 
     def take_tokens(self, token_ids: tuple[int, ...]) -> None:
-        """Take an output that has tokens and nothing else, as nearly all outputs have."""
+        """Take an output that has tokens and nothing else. Nearly all outputs are of this kind."""
 
 
 log = logging.getLogger(__name__)
@@ -162,13 +162,13 @@ class DecodeStream(ServerLink):
                 self._deliver(news)
             elif news.incarnation == info.incarnation:
                 self.drain.heard(news.is_draining)
-            else:  # gRPC itself passes a call that the old process had not taken to the new one
+            else:  # the old process had not taken the call, so gRPC itself sent the call to the new one
                 return "it was restarted while this router connected to it"
         return "it ended the stream"
 
     def _heard(self) -> None:
-        """Note that the server has sent something. If it was silent, it can be used again at once, because
-        requests that failed while it was frozen are tried again now."""
+        """Note that the server has sent something. A server that was silent can be used again at once,
+        because requests that failed while it was frozen are tried again now."""
         self._connection.heard()
         if self._is_silent:
             self._is_silent = False

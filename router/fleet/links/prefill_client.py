@@ -81,7 +81,7 @@ class PrefillClient(ServerLink):
         try:
             return await self._prefill(request, timeout_s, on_started)
         except (asyncio.CancelledError, DeadlineError):
-            self.abandon(request.request_id)  # its answer, and with it a lease, may be on its way already
+            self.abandon(request.request_id)  # the server's reply, and with it a lease, may be on the way
             raise
         except UnavailableError as error:
             self._lose(error.message)

@@ -57,7 +57,7 @@ class Connection:
         """False while the server's own health service reports that the server does not serve. A server that
         reports nothing is taken to serve."""
         self.held_back = ""
-        """Why the router does not want to use the server now. Empty if it does."""
+        """Why the router does not want to use the server now. Empty if it wants to."""
         self.last_info: ServerInfo | None = None
         """What the server said of itself when it last answered."""
         self._num_heard = 0
@@ -149,7 +149,8 @@ class Connection:
         return stats
 
     async def prefix_news(self, since: int | None) -> PrefixNews | None:
-        """Return what the server's cache can serve now. None if it does not answer in time."""
+        """Return which prefixes the server's cache can serve: all of them, or the changes since version
+        ``since``. None if the server does not answer in time."""
         try:
             request = GetPrefixes(since)
             news: PrefixNews = await call(self.channel, GET_PREFIXES, request, timeout_s=STATS_TIMEOUT_S)

@@ -25,11 +25,11 @@ class ServerDrain:
         """Why the server must not serve again. Empty if it may."""
         self._is_draining = False
         self.num_wishes = 0
-        """How often an operator's wish was set since the start."""
+        """How often :meth:`wish` or :meth:`retire` was called."""
         self._connection = connection
         self._incarnation = ""
         self._untold: SetDraining | None = None
-        """What an operator wants and the server has not been told yet. None if there is nothing to tell."""
+        """The latest wish, if the server has not been told it yet. None if there is nothing to tell."""
         self._telling = asyncio.Lock()
 
     @property
@@ -43,8 +43,8 @@ class ServerDrain:
 
     def retire(self, why: str, *, lets_go: bool) -> None:
         """Drain the server for good; nothing can undo this. If another process answers at this address later,
-        this router sends it no requests either. But it does not tell that process to drain, as another
-        process was meant."""
+        this router sends it no requests either. But the router does not tell that process to drain, because
+        only the earlier process was meant."""
         self.why = why
         self.num_wishes += 1
         self._untold = SetDraining(True, lets_go) if self._incarnation else None
@@ -59,7 +59,7 @@ class ServerDrain:
     async def tell(self) -> bool:
         """Tell the server what it does not know yet. If the wish changes meanwhile, the server is told again.
 
-        Return False if it could not be told; it is then told when it appears.
+        Return False if the server could not be told; then it is told when it appears.
         """
         async with self._telling:
             while (wanted := self._untold) is not None:
@@ -76,8 +76,8 @@ class ServerDrain:
     def appeared(self, info: ServerInfo, *, num_wishes: int) -> None:
         """Note that the server has said who it is. It is asked again and again.
 
-        ``num_wishes``: the number of wishes before the server was asked. If there are more by now, its report
-        whether it drains is outdated.
+        ``num_wishes``: the value of :attr:`num_wishes` before the server was asked. If it is higher by now,
+        the server's report whether it drains is outdated.
         """
         is_new = info.incarnation != self._incarnation
         self._incarnation = info.incarnation

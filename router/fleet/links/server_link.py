@@ -53,7 +53,7 @@ class ServerLink:
         self._info: ServerInfo | None = None
         """None while the server does not answer or, for a decode server, while there is no stream."""
         self._is_silent = False
-        """Whether the server has left the last question who it is unanswered, perhaps because it is frozen.
+        """Whether the server did not answer when it was last asked who it is, perhaps because it is frozen.
         Its requests may still be running."""
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -88,7 +88,8 @@ class ServerLink:
         return None if self._info is None else await self._connection.stats()
 
     async def prefix_news(self, since: int | None) -> PrefixNews | None:
-        """Return what the server's cache can serve. None without a connection or an answer."""
+        """Return which prefixes the server's cache can serve: all of them, or the changes since version
+        ``since``. None without a connection or an answer."""
         return None if self._info is None else await self._connection.prefix_news(since)
 
     def _keep(self, watch: Coroutine[None, None, None], name: str, on_fatal: OnFatal) -> None:

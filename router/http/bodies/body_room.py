@@ -112,7 +112,7 @@ class BodyShare:
 
 
 def share_of(scope: Scope) -> BodyShare:
-    """Return the share of a request's body. An endpoint gives it back as soon as it needs the body no more,
-    since the answer may take much longer."""
+    """Return the share of a request's body. An endpoint gives the share back as soon as it no longer needs
+    the body, since the answer may take much longer."""
     share: BodyShare = scope["state"][_IN_STATE]
     return share

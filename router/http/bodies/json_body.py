@@ -23,9 +23,9 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 async def read_json(request: Request, model: type[Model]) -> Model:
-    """Read and check a request's body. Raises :class:`InvalidRequestError` unless it is JSON that ``model``
-    accepts, with all fields within their bounds, and :class:`CancelledRequestError` if the client goes away
-    while it sends the body."""
+    """Read and check a request's body. Raises :class:`InvalidRequestError` unless the body is JSON that
+    ``model`` accepts, with all fields within their bounds, and :class:`CancelledRequestError` if the client
+    goes away while it sends the body."""
     content_type = request.headers.get("content-type", "application/json")
     if content_type.partition(";")[0].strip().lower() != "application/json":
         raise InvalidRequestError(

@@ -10,7 +10,8 @@ from router.models.tools.tool_format import Tool, ToolCall, ToolFormat, length_o
 
 @dataclass
 class Found:
-    """The new parts of an answer: text outside of calls, and calls that are complete."""
+    """The new parts of an answer: text outside of calls, and calls. A call is complete, unless the answer was
+    cut off within it."""
 
     content: str = ""
     calls: list[ToolCall] = field(default_factory=list)
@@ -21,8 +22,8 @@ class CallScanner:
     pieces.
 
     White space around calls is not content. A block that can't be read, or that the model does not end, is
-    content, so that no text gets lost. If an answer was cut off, marks and beginnings of marks are not
-    content.
+    content, so that no text gets lost. If an answer was cut off, marks and beginnings of marks are
+    content only if their block can't be read.
     """
 
     def __init__(self, form: ToolFormat, tools: Sequence[Tool], *, max_calls: int | None = None) -> None:

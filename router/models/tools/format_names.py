@@ -16,8 +16,8 @@ FORMATS: dict[ToolParserName, ToolFormat] = {
 
 
 def tool_format(name: ToolParserName, template: ChatTemplate | None) -> ToolFormat | None:
-    """Return the format of this name. For ``auto``, return the format of the calls in the chat template; None
-    if the format is not certain."""
+    """Return the format of this name; None for ``none``. For ``auto``, return the format of the calls in the
+    chat template; None if this format is not certain."""
     if name != "auto":
         return FORMATS.get(name)
     if template is None:

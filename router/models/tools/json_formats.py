@@ -59,8 +59,8 @@ class NemotronJson:
 
 
 def _one_of(tools: Sequence[Tool]) -> list[str]:
-    """Return the rule ``one``, for the object of one call, and the rules that it uses. Arguments are a
-    grammar of their own, since a schema may refer to itself."""
+    """Return the rule ``one``, for the object of one call, and the rules that it uses. Arguments have
+    separate rules, since a schema may refer to itself."""
     rules = [f"one: {' | '.join(f'tool{i}' for i in range(len(tools)))}"]
     for i, tool in enumerate(tools):
         opening = literal(f'{{"name": {json.dumps(tool.name, ensure_ascii=False)}, "arguments": ')
@@ -77,8 +77,8 @@ _MAX_ESCAPE_CHARS = 6
 
 
 def cut_call(text: str) -> ToolCall | None:
-    """Return the call that ``text`` begins. Its arguments end where the text ends, and are not valid JSON
-    then.
+    """Return the call that ``text`` begins. If the text ends within the arguments, the call has only
+    the beginning of the arguments, which is not valid JSON.
 
     None if the name is not complete. Raises :class:`ValueError` for a text that does not begin an object.
     """

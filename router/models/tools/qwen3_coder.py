@@ -45,8 +45,8 @@ class Qwen3Coder:
         return [ToolCall(name, json.dumps(arguments, ensure_ascii=False))]
 
     def parse_cut(self, block: str, tools: Sequence[Tool]) -> list[ToolCall]:
-        """Return the call of a block that was cut off, with the JSON of its complete parameters. Of a text
-        that is not complete, the JSON has the part that was written."""
+        """Return the call of a block that was cut off, with the JSON of its parameters. If the last value is
+        not complete, the JSON has the part of the value that was written."""
         if "</function>" in block:
             return self.parse(block, tools)
         match = _BEGUN.fullmatch(block)
@@ -130,7 +130,7 @@ def _is_text(schema: dict[str, Any]) -> bool:
 
 
 def _without_lines(value: str) -> str:
-    """Remove the line breaks around a value, which is written on lines of its own."""
+    """Remove the line breaks around a value, which is written on separate lines."""
     return value.removeprefix("\n").removesuffix("\n")
 
 

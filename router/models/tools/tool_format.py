@@ -12,7 +12,7 @@ from typing import Any, Protocol
 class ToolCall:
     name: str
     arguments: str
-    """The JSON text of an object."""
+    """The JSON text of an object, or the beginning of this text if the answer was cut off."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ class ToolFormat(Protocol):
         does not begin a call at all."""
 
     def rules(self, tools: Sequence[Tool], marks: Marks, *, may_repeat: bool) -> list[str]:
-        """Return Lark rules, ``calls`` among them, for one call of one of ``tools`` or, with ``may_repeat``,
-        several."""
+        """Return Lark rules for one call of one of ``tools`` or, with ``may_repeat``, for several calls. The
+        rule ``calls`` stands for all calls together."""
 
 
 def call_from_json(value: Any) -> ToolCall:
@@ -74,8 +74,8 @@ def call_from_json(value: Any) -> ToolCall:
 
 
 def length_of_beginning(text: str, mark: str) -> int:
-    """Return the length of the longest beginning of ``mark`` with which ``text`` ends. The whole mark is not
-    looked for."""
+    """Return the length of the longest beginning of ``mark`` with which ``text`` ends. The whole mark does
+    not count as a beginning."""
     for length in range(min(len(text), len(mark) - 1), 0, -1):
         if text.endswith(mark[:length]):
             return length

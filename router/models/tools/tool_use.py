@@ -102,8 +102,8 @@ def _grammar(
 
 
 def _marks(form: ToolFormat, tokenizer: Tokenizer) -> Marks:
-    """Return the marks as the model writes them. A special token is named by its id, because the text of an
-    answer can't stand for it."""
+    """Return the marks as the model writes them. A special token is named by its id, because text in a
+    grammar does not match a special token."""
     return Marks(*(_terminal(mark, tokenizer) for mark in (form.begin, form.end)))
 
 
