@@ -198,7 +198,7 @@ def rotate(q: Tensor, k: Tensor, positions: Tensor, rotary: Rotary) -> None:
     QH and KVH are the numbers of query and KV heads; D is head_dim.
 
     Tokens and heads may have any stride; a head's elements must be contiguous. A padding token may have any
-    position of 32 bits: its result is never used.
+    32-bit position, since its result is never used.
     """
     assert q.stride(2) == k.stride(2) == 1, "a head's elements must lie side by side"
     if q.is_cuda and q.dtype != torch.float64:
