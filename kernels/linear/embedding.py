@@ -24,7 +24,10 @@ def _gather(ids, table, scale, out, begin, end):
 
 
 def embedding(ids: torch.Tensor, table: torch.Tensor, *, scale: float = 1.0) -> torch.Tensor:
-    """Gather rows ids ``[n]`` int64 of table ``[rows, size]`` to ``[n, size]``. Ids must be in the table."""
+    """Return ``[n, size]``: for each of ``ids`` ``[n]`` int64, this row of ``table`` ``[rows, size]``.
+
+    Every id must be a row of the table.
+    """
     if ids.is_cuda or table.dtype != torch.float32:
         rows = F.embedding(ids, table)
         return rows if scale == 1.0 else rows * scale
