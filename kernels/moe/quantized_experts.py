@@ -36,7 +36,7 @@ class QuantizedExperts:
 
     @classmethod
     def stack(cls, weights: Sequence[QuantizedWeight]) -> QuantizedExperts:
-        """Stack weights of one dtype, in blocks whose size divides the blocks of all."""
+        """Stack weights of one dtype, in blocks whose size divides the block size of every weight."""
         num_outputs, num_inputs = weights[0].shape
         rows = math.gcd(*(one.block_rows for one in weights if one.scales.shape[0] > 1)) or num_outputs
         columns = math.gcd(*(one.block_columns for one in weights if one.scales.shape[1] > 1)) or num_inputs
