@@ -99,7 +99,7 @@ def choose(request: TileRequest, device: torch.device) -> Tiles:
 
 @functools.cache
 def table_of(device: str) -> TileTable:
-    """Return a device's table from :data:`DIRECTORY`, read once per process; an empty table without a file."""
+    """Return a device's table from :data:`DIRECTORY`, read once; an empty table if it has none."""
     path = DIRECTORY / file_name(device)
     return TileTable.read(path) if path.exists() else TileTable(device)
 

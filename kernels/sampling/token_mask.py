@@ -20,7 +20,7 @@ _BLOCK = 1024
 
 
 def num_words(vocab_size: int) -> int:
-    """Return the number of words in a mask of ``vocab_size`` tokens. Bits after the last token don't count."""
+    """Return how many words a mask of ``vocab_size`` tokens has. Bits after the last token are ignored."""
     return -(-vocab_size // WORD_BITS)
 
 
