@@ -28,7 +28,7 @@ class StepSize:
     used: int
     """Bytes of body and experts that one token uses."""
     expert_share: float
-    """Share of the routed experts that a token uses."""
+    """Share of the routed experts that are used if each server that shares them computes one token."""
     logit_bytes: int
     """Bytes of one position's logits, of all ranks together."""
     slot_bytes: int
