@@ -91,7 +91,7 @@ class Moe:
                 f"{prefix}fc2_latent_proj",
                 hidden_size,
                 size,
-                bias=config.bias and tp.rank == 0,  # each rank applies fc2 to its summand, one adds bias
+                bias=config.bias and tp.rank == 0,  # all ranks apply fc2 to their summands, one adds the bias
             )
         self.sharing = tp.experts
         self.num_experts = config.num_experts
