@@ -49,7 +49,7 @@ class NodeLinks:
         """Yields each rank of another host, with the link to it, when that rank connects.
 
         Raises :class:`DeadlineError` if ranks have not connected after :data:`MEETING_TIMEOUT_S`, and
-        :class:`ConfigError` if a rank's number of ranks or hosts differs from rank 0's.
+        :class:`ConfigError` if a rank was started for another number of ranks or hosts than rank 0.
         """
         tp_size = len(self._names)
         missing = {rank: self._names[rank] for rank in range(self._nodes.ranks(tp_size).stop, tp_size)}
