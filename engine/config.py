@@ -1,4 +1,4 @@
-"""The configuration of one engine: built once by the command line, validated here, passed down."""
+"""The configuration of one engine. The command line makes it once, and this module checks it."""
 
 from __future__ import annotations
 
