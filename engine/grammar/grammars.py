@@ -117,7 +117,8 @@ class Grammars:
         """Begins to follow an answer. ``answer`` has the tokens that another server has already generated.
 
         Returns at once. :attr:`Follower.opened` is done when the first masks are there. Its exception is a
-        :class:`GrammarError`, or a :class:`ModelLoadError` if the model has no tokenizer for grammars.
+        :class:`GrammarError`, a :class:`ModelLoadError` if the model has no tokenizer for grammars, or an
+        :class:`OverloadedError` if this server is too busy.
         """
         follower = Follower(next(self._keys), grammar, list(answer))
         error = self._obstacle(grammar)

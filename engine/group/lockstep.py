@@ -89,7 +89,11 @@ class GroupLockstep(Listener):
             wake()
 
     def agree(self, wish: StepShape) -> StepShape:
-        """See :meth:`Lockstep.agree`. Raises :class:`GroupLostError` if the group is lost."""
+        """See :meth:`Lockstep.agree`.
+
+        Raises :class:`GroupLostError` if the group is lost, and :class:`DeadlineError` if another rank sends
+        no wish for :data:`PROGRESS_S`.
+        """
         with self._changed:
             self._check()
             if wish is NOTHING and self._round not in self._heard:

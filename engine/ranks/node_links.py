@@ -68,8 +68,8 @@ class NodeLinks:
 def call_rank_0(nodes: Nodes, rank: int, tp_size: int) -> RankLink:
     """Waits for rank 0 and connects to it.
 
-    Raises :class:`DeadlineError` if rank 0 does not start in time, or ends, and :class:`ConfigError` if it
-    refuses this rank.
+    Raises :class:`ConfigError` if rank 0 refuses this rank, or has not opened the store in time, and
+    :class:`DeadlineError` if rank 0 ends, or can't be reached at the address in the store.
     """
     store = nodes.store.open(is_first=False, timeout_s=MEETING_TIMEOUT_S)
     try:

@@ -88,7 +88,10 @@ class Scheduler:
     # --- events ----------------------------------------------------------------------------------
 
     def add(self, request: Request) -> None:
-        """Queues a request. Raises :class:`InvalidRequestError` if it can never be served."""
+        """Queues a request.
+
+        Raises :class:`InvalidRequestError` if its id is in use, or if it exceeds the context.
+        """
         if self._find(request.request_id) is not None:
             raise InvalidRequestError(f"request id {request.request_id!r} is in use; choose another")
         limit = self.capacity.max_model_len
