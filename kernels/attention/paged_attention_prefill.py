@@ -71,7 +71,8 @@ def paged_attention_prefill_reference(
 
 # One program per tile of BLOCK_M queries: consecutive tokens of a row times the query heads of one KV head,
 # so that each loaded K and V element serves all of them (GQA packing). The loop goes through the row's tokens
-# BLOCK_N at a time by the block table, with an online softmax. Only tokens from the diagonal on are masked.
+# BLOCK_N at a time and finds them with the block table. The softmax is computed online. Only tokens from the
+# diagonal on are masked.
 @triton_jit
 def _prefill_kernel(
     q_ptr,
@@ -211,7 +212,7 @@ LOG2_E = 1.4426950408889634
 
 
 def dot_precision(dtype: torch.dtype) -> str:
-    """Return the mode of products. TF32 would cut float32 to 10 mantissa bits; narrower types stay exact."""
+    """Return Triton's mode for products. TF32 would cut only float32, to 10 mantissa bits."""
     return "ieee" if dtype == torch.float32 else "tf32"
 
 

@@ -64,8 +64,8 @@ def norm_and_rotate_reference(
 
 
 # One program per (token, tile of heads); tiles of q come before those of k. A tile's elements (about 2,048)
-# stay in registers between norm and rotation, and are read and written once. A program computes its token's
-# cosines and sines again: a few dozen instructions, which take less time than reading a table.
+# stay in registers between norm and rotation, and are read and written once. Each program computes its
+# token's cosines and sines itself: a few dozen instructions, which take less time than reading a table.
 @triton_jit
 def _rotary_kernel(
     q_ptr,

@@ -24,9 +24,9 @@ def _gather(ids, table, scale, out, begin, end):
 
 
 def embedding(ids: torch.Tensor, table: torch.Tensor, *, scale: float = 1.0) -> torch.Tensor:
-    """Return ``[n, size]``: for each of ``ids`` ``[n]`` int64, this row of ``table`` ``[rows, size]``.
+    """Return ``[n, size]``: row ``ids[i]`` of ``table`` ``[rows, size]`` for every i. ids is ``[n]`` int64.
 
-    Every id must be a row of the table.
+    The table must have a row for every id.
     """
     if ids.is_cuda or table.dtype != torch.float32:
         rows = F.embedding(ids, table)

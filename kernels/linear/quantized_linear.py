@@ -25,8 +25,8 @@ from kernels.linear.quantized_linear_cpu import PackedQuantizedLinear
 from kernels.linear.quantized_weight import QuantizedWeight
 
 FEW_ROWS = 64
-"""Up to this number of rows, tiles are those for decode rows: weights are read once. Above it, tiles are
-larger."""
+"""Up to this number of rows, a call uses the tiles for decode rows, with which weights are read once. For
+more rows it uses larger tiles."""
 
 
 def quantized_linear_reference(

@@ -157,9 +157,10 @@ def _launch(logits: Tensor, correction: Tensor | None, routing: Routing) -> tupl
 
 
 def moe_route(logits: Tensor, correction: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
-    """Route by logits ``[n, experts]`` and correction ``[experts]``, float32, to ids and weights ``[n, k]``.
+    """Return the ids of each token's experts and their weights, both ``[n, k]``.
 
-    Ids are int64 and distinct, in no particular order; weights are float32. Softmax takes no correction.
+    logits ``[n, experts]`` and correction ``[experts]`` are float32; softmax takes no correction. Ids are
+    int64 and distinct, in no particular order; weights are float32.
     """
     if routing.scoring == "softmax":
         assert correction is None, "softmax routing has no correction"

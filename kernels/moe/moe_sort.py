@@ -68,9 +68,9 @@ def _launch(expert_ids: Tensor, num_experts: int) -> tuple[Tensor, Tensor, Tenso
 
 
 def moe_sort(expert_ids: Tensor, num_experts: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Sort expert_ids ``[n, k]`` int64 to tokens ``[n * k]`` and places ``[n, k]``, int64, and ends, int32.
+    """Return tokens ``[n * k]`` int64, places ``[n, k]`` int64 and ends ``[num_experts]`` int32.
 
-    ends is ``[num_experts]``. Does not wait for the device.
+    expert_ids is ``[n, k]`` int64. Does not wait for the device.
     """
     if expert_ids.is_cuda:
         return _launch(expert_ids, num_experts)

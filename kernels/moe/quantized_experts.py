@@ -3,7 +3,7 @@
     y[r, o] = sum over k of x[r, k] W_e[o, k]        for rows ends[e - 1] <= r < ends[e]
 
 Weights are as in :mod:`kernels.linear.quantized_linear`. Rows after the last end are not computed. The host
-does not have to read anything: only the GPU knows the ends of runs.
+does not wait for the GPU, since only the GPU needs to know the ends of runs.
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ def _look_up(known: list[int], min_n: int, max_n: int, budget: int) -> list[int]
 
 
 # One program per row. It goes through the history backwards, BLOCK places e at a time. Each place is
-# compared with the MAX_N newest tokens by MAX_N shifted loads; all loads after the first hit the L1 cache.
+# compared with the MAX_N newest tokens in MAX_N shifted loads; all loads after the first hit the L1 cache.
 # The program stops at the first block with a full match. Length and place are compared as one key, with the
 # length in the higher bits. Barriers are needed where threads of the program read what other threads wrote
 # (the gained tokens), or write what other threads read (the budget).

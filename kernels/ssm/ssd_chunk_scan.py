@@ -83,12 +83,13 @@ def ssd_chunk_scan_reference(
 #   | within it, as in flash attention; then the state     |                       |
 #
 # The state, [N, BLOCK_P] in float32, stays in registers from a row's first token to its last: it is read and
-# written once. A workspace of states between chunks would take several times the traffic of x and y. Heads
-# and BLOCK_P fill the GPU instead of chunks. GEMMs take the inputs' dtype and accumulate in float32; float32
-# is passed as three TF32 terms, since one term would keep 10 bits. C B^T is the same for all heads of a group
-# but is computed for each head: from cache, on tensor cores that have time for it.
+# written once. A workspace of states between chunks would take several times the traffic of x and y. Programs
+# for heads and blocks of channels fill the GPU, without programs for chunks. GEMMs take the inputs' dtype and
+# accumulate in float32; float32 is passed as three TF32 terms, since one term would keep 10 bits. C B^T is
+# the same for all heads of a group but is computed for each head: from cache, on tensor cores that have time
+# for it.
 #
-# A state can be stored only at the end of a chunk, so chunks are counted from the last boundary: the first
+# A state can be stored only at the end of a chunk, so chunks are counted from the last boundary. The first
 # launch treats segments (boundaries.py) as rows, the second goes through a row's segments. For a pool of 16
 # bits, chunks are counted from the sequence's first token, so that they end where the state is rounded. Then
 # the first ``offset`` tokens of a segment's first chunk are before the segment.

@@ -153,7 +153,7 @@ def _store_outputs(tile_y, num_tokens, count, y, offset, stride):
 
 @cpu_jit
 def round_columns(state, h, p, width, by_chance, key):
-    """Round h's columns, which are rows of the state from p on, as the pool stores them."""
+    """Round h's columns to numbers that the pool can store. They are the rows of the state from p on."""
     w = lanes()
     for n in range(width):
         o, e = n * 2 * w, p * width + n
