@@ -108,8 +108,8 @@ class StepCosts:
 
 
 def pairs_of(start: int, num_tokens: int) -> float:
-    """Returns the number of pairs of a token and a token that it attends to, itself included, for
-    ``num_tokens`` tokens after ``start`` earlier tokens."""
+    """Returns the number of ``pairs``, as in the module's table, of ``num_tokens`` tokens that follow
+    ``start`` earlier tokens."""
     return num_tokens * start + num_tokens * (num_tokens + 1) / 2
 
 

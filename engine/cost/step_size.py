@@ -16,7 +16,7 @@ from kernels.gated_delta.gated_delta_chunk import CHUNK_TOKENS
 
 @dataclass(frozen=True)
 class StepSize:
-    """Bytes and FLOP of one rank. The bytes of weights are grouped by when the weights are read."""
+    """Bytes and FLOP of one rank. The weights have several fields, since not every step reads all of them."""
 
     itemsize: int
     body: int

@@ -36,7 +36,7 @@ class Follower:
     num_followed: int = 0
     needs_own_lane: bool = False
     drafts: tuple[int, ...] = ()
-    """Draft tokens after the answer, as the last question for masks had them."""
+    """Draft tokens of the last question for masks; they follow the answer."""
     asked_s: float = 0.0
     """When the last masks were asked for; 0: these masks have come."""
     waited_s: float = 0.0

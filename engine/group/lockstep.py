@@ -71,7 +71,8 @@ class GroupLockstep(Listener):
         self._others = tuple(rank for rank in leads if rank != mesh.rank)
         self._round = 0
         self._heard: dict[int, dict[int, StepShape]] = {}
-        """For each round, the other ranks' wishes: for this round, and for the next one from faster ranks."""
+        """Other ranks' wishes, first by round, then by rank. A faster rank may already have sent its wish for
+        the next round."""
         self._changed = threading.Condition()
         self._is_inside = False
         """Whether the engine's thread waits for wishes of this round. A wish for which it does not wait calls

@@ -82,7 +82,7 @@ def check_model(config: EngineConfig) -> None:
 
 
 def _terms(config: EngineConfig) -> dict[str, str]:
-    """Returns, by setting, the values that must be the same on all processes that meet.
+    """Returns the values that must be the same on all processes that meet; the keys name the settings.
 
     For ranks in lockstep these are the values that determine the number or size of a step's collectives. For
     ranks of one server on several hosts they are nearly all settings, because each rank makes rank 0's

@@ -97,7 +97,7 @@ class CapacityPlan:
 
 @dataclass(frozen=True)
 class SlotCount:
-    """Numbers of a server's slots by purpose."""
+    """Number of a server's slots for each purpose."""
 
     running: int
     leased: int

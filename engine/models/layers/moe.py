@@ -129,7 +129,7 @@ class LoopedExperts:
         self.down = [Linear(weight) for weight in down]
 
     def forward(self, x: Tensor, expert_ids: Tensor, expert_weights: Tensor) -> Tensor:
-        """Compute ``sum_k weight_k expert_k(x)`` for ``x[n, size]``, ids and weights ``[n, k]``."""
+        """Compute ``sum_j weight_j expert_j(x)`` for x ``[n, size]``, ids and weights ``[n, k]``."""
         num_tokens, k = expert_ids.shape
         if num_tokens == 1:  # batch 1: nothing to sort or gather
             outputs = torch.cat([self._expert(expert, x) for expert in expert_ids[0].tolist()])
