@@ -110,7 +110,7 @@ class GroupMesh:
         self.tell(Leaving())
 
     def wait_until_all_left(self, timeout_s: float) -> bool:
-        """Waits until the whole group has said that it leaves. Until then this server's experts are needed.
+        """Waits until the whole group has said that it leaves. Until then a lockstep group needs this server.
 
         Returns whether that took at most ``timeout_s``. Returns true at once if the group is lost.
         """
