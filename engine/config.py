@@ -1,4 +1,4 @@
-"""The configuration of one engine: built once by the command line, validated here, passed down."""
+"""The configuration of one engine. The command line makes it once, and this module checks it."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class EngineConfig:
     """Whether every step checks that it reads the right blocks and states
     (:mod:`engine.sanitizer.sanitizer`)."""
     num_threads: int | None = None
-    """CPU threads of torch in each rank; None leaves torch's choice."""
+    """CPU threads of each rank, for CPU kernels and torch; None leaves torch's choice."""
     niceness: int = 0
     """Niceness of the compute threads, 0 to 19. The higher it is, the more time other threads on the same
     cores get."""
@@ -307,7 +307,8 @@ class EngineConfig:
         """Returns what the pools have to hold on each rank.
 
         Raises :class:`ConfigError` if the checkpoint was not made for this context length or this drafter,
-        or if a setting has no meaning for this checkpoint.
+        or if a setting has no meaning for this checkpoint, and :class:`ModelLoadError` as
+        :meth:`ModelConfig.require_mtp` does.
         """
         model, limit = self.with_caches(model), model.max_position_embeddings
         if self.max_model_len is not None and self.max_model_len > limit:

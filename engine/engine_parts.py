@@ -45,8 +45,9 @@ class EngineParts:
     def make(cls, config: EngineConfig, tp: TensorParallel, start_up: StartUp) -> EngineParts:
         """Reads the weights and allocates the pools; ``start_up`` is told when each stage ends.
 
-        Raises :class:`wire.errors.ConfigError` if the checkpoint does not allow the configuration, and
-        :class:`wire.errors.CapacityError` if the memory is too small for it.
+        Raises :class:`wire.errors.ModelLoadError` if the checkpoint can't be loaded,
+        :class:`wire.errors.ConfigError` if it does not allow the configuration, and
+        :class:`wire.errors.CapacityError` if the memory is too small for the configuration.
         """
         device = config.resolve_device(tp.rank)
         model_config = read_config(config.model_dir, config.dtype, device)

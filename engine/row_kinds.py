@@ -3,16 +3,17 @@
 | row | new tokens | tokens before | becomes |
 |---|---|---|---|
 | decode | 1, and up to k drafts | > 0 | decode row |
-| recompute of token N, or a last chunk of one token | 1 | > 0 | decode row in any case |
+| recompute of token N, or a last chunk of one token | 1 | > 0 | decode row, with the exception below |
 | first token of a prompt | 1 | 0 | prefill row, zero state |
 | chunk | > 1 | any | prefill row |
 
 A one-token row with a prior state must be a decode row: when vLLM computed such a row on the prefill path
-under a decode graph, the state was lost (vllm 42430). The first token of a prompt must not be a decode row:
-it has no prior state.
+under a decode graph, the state was lost (vllm#42430). The first token of a prompt must not be a decode
+row, since it has no prior state.
 
-If the caches round their values (:mod:`engine.memory.cache_formats`), a row's kind depends only on the place
-of its tokens: tokens before the prompt's last one are computed in chunks, even if a chunk has only one token.
+The exception: if the caches round their values (:mod:`engine.memory.cache_formats`), a row's kind depends
+only on the place of its tokens. Tokens before the prompt's last one are computed in chunks, even if a chunk
+has only one token.
 No step with a chunk runs under a decode graph.
 """
 
@@ -83,5 +84,5 @@ def decode_slots(row: PlannedRow, num_positions: int) -> list[int]:
 
 
 def is_decode_row(*, num_new: int, num_before: int, chunks_until: int = 0) -> bool:
-    """Whether a row is a decode row by the module's table. A row before place ``chunks_until`` is a chunk."""
+    """Whether a row is a decode row in the module's table. A row before place ``chunks_until`` is a chunk."""
     return num_new == 1 and num_before > 0 and num_before >= chunks_until

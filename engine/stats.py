@@ -17,7 +17,7 @@ class EngineStats:
         self._prefill_tokens = 0
         self._decode_tokens = 0
         self._drafted = [0] * num_drafts
-        """Numbers of drafts by their position after the newest token."""
+        """For each position after the newest token, the number of drafts that rows tried there."""
         self._accepted = [0] * num_drafts
 
     def count(self, row: PlannedRow, result: RowResult) -> None:

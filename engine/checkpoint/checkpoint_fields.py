@@ -35,7 +35,8 @@ class CheckpointFields(ConfigFields):
         ``dtype``: ``float32``, ``bfloat16`` or ``auto``. ``auto`` is the checkpoint's dtype on a GPU, and
         float32 on CPU, because the CPU kernels are made for float32.
 
-        Raises :class:`ModelLoadError` that names the field, its value and the supported values.
+        Raises :class:`ModelLoadError` that names the field, its value and the supported values, and
+        :class:`ConfigError` for any other ``dtype``.
         """
         fields = _text_model(ConfigFields.read(directory / "config.json"))
         return cls(
@@ -50,7 +51,7 @@ class CheckpointFields(ConfigFields):
     def stores(self, name: str) -> bool:
         """Return whether the checkpoint has the tensor; False without weights.
 
-        It answers questions that ``config.json`` leaves open.
+        Families ask this where ``config.json`` leaves a question open.
         """
         return name in stored_names(self.path.parent)
 
@@ -73,7 +74,7 @@ def _architecture(fields: ConfigFields) -> str:
 def _eos_token_ids(directory: Path, fields: ConfigFields) -> tuple[int, ...]:
     """Read the end tokens.
 
-    Those in ``generation_config.json`` are used if there are any: instruct releases add their end-of-turn
+    If ``generation_config.json`` has any, they are used, because instruct releases add their end-of-turn
     token only there.
     """
     generation = directory / "generation_config.json"

@@ -3,7 +3,7 @@
 They serve to measure a model's speed without its checkpoint, and to try a set-up before a download. Every
 value depends only on the tensor's name, its shape and the value's place in the tensor. Every operation is
 exact or rounds its result once. So all devices and releases of torch make the same model, and the order of
-loading doesn't matter. Several ranks have parts of the same model that a single rank would have.
+loading doesn't matter. The parts that several ranks have make the same model that a single rank would have.
 
     bits  = mix(place ^ key)            32 bits; key = BLAKE2b(name, shape, chunk)
     value = middle + half_width * u     u in (-1, 1), uniform: from the upper 24 bits

@@ -43,7 +43,7 @@ def fingerprint(
     if (directory / MODELOPT_FILE).exists():
         digest.update(_canonical(directory / MODELOPT_FILE))
     digest.update(str(dtype).removeprefix("torch.").encode())
-    if stochastic_rounding:  # rounding of states: no layout shows it, but the tokens depend on it
+    if stochastic_rounding:  # the caches' layout doesn't show how states are rounded, but tokens depend on it
         digest.update(b"stochastic rounding")
     if load_format == "dummy":
         digest.update(DUMMY_WEIGHTS)

@@ -38,7 +38,7 @@ class MtpConfig:
     """One set of multi-token prediction layers. It runs once for each wanted draft."""
 
     num_predictions: int
-    """Number of loops that the layers were trained for."""
+    """How many times in a row the layers were trained to run."""
     layer_types: tuple[LayerType, ...]
 
 
@@ -67,7 +67,7 @@ class ModelConfig:
     residual_in_fp32: bool = False
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
-    """Factor of each block's summand for the residual stream."""
+    """Factor of what each block adds to the residual stream."""
     logit_scale: float = 1.0
     quantization: Quantization | None = None
     """How the linear layers' weights are quantised."""

@@ -34,7 +34,10 @@ LoadFormat = Literal["auto", "dummy"]
 
 
 def weight_paths(directory: str | Path) -> list[Path]:
-    """Return the safetensors files: those in the index, else ``model.safetensors``, else all that exist."""
+    """Return the safetensors files: those in the index, else ``model.safetensors``, else all that exist.
+
+    Raises :class:`ModelLoadError` if there is none, if the index is invalid, or if it names a missing file.
+    """
     directory = Path(directory)
     index = directory / INDEX_NAME
     if index.exists():
@@ -224,7 +227,10 @@ class WeightFiles:
     def take_weight(
         self, layer: str, shape: tuple[int, int], *, part: Part = WHOLE, of: OneOf | None = None
     ) -> Tensor | QuantizedWeight:
-        """See :meth:`Weights.take_weight`. Raises :class:`ModelLoadError` as :meth:`take` does."""
+        """See :meth:`Weights.take_weight`.
+
+        Raises :class:`ModelLoadError` as :meth:`take` and :func:`quantized_weight` do.
+        """
         is_stored_so = self.is_quantized(layer)
         self._warn_if_unexpected(layer, is_stored_so)
         if not is_stored_so:

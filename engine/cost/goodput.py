@@ -3,17 +3,15 @@ of servers into both kinds.
 
 All values are closed formulas of step costs and lengths; ``benchmarks/scale/goodput.py`` simulates the same
 load and compares the results. Each kind of server is computed alone: one server with its share of a Poisson
-stream of requests. So pools of one kind differ only by their numbers of servers.
+stream of requests. So a pool of servers serves the rate of one server times the number of servers.
 
-* prefill: an M/G/1 queue, in which prompts are computed one after the other. The busier the server (``rho``
-is
-  the share of time in which it is busy), the more prompts share a step. P(wait > t) is assumed to be
-  ``rho * exp(-rho * t / E[wait])`` with E[wait] by Pollaczek and Khinchine. The rate is the highest one at
-  which the objective's share of prompts, with their various lengths, get their first token in time. The
-  router picks the less loaded of two servers, so real waits are shorter than by this formula.
+* prefill: an M/G/1 queue, in which prompts are computed one after the other. The busier the server, the more
+  prompts share a step; ``rho`` is the share of time in which the server is busy. P(wait > t) is assumed to be
+  ``rho * exp(-rho * t / E[wait])`` with E[wait] from the formula of Pollaczek and Khinchine. The rate is the
+  highest one at which the objective's share of prompts, with their various lengths, get their first token in
+  time. The router picks the less loaded of two servers, so real waits are shorter than in this formula.
 * decode: the mean number of rows in a step is the request rate times the time that a request stays. The
-number
-  of rows is Poisson distributed, so ``rows + z * sqrt(rows)`` rows, with z the normal quantile of the
+  number of rows is Poisson distributed, so ``rows + z * sqrt(rows)`` rows, with z the normal quantile of the
   objective's share, have to fit the limits of TPOT, rows and blocks.
 """
 
@@ -65,8 +63,7 @@ class Objective:
 
 @dataclass(frozen=True)
 class ServerLimits:
-    """Limits of a server. ``chunk_tokens`` counts for both kinds of server, rows and blocks for decode
-    servers."""
+    """Limits of a server: ``chunk_tokens`` of a prefill server, rows and blocks of a decode server."""
 
     chunk_tokens: int
     max_rows: int
@@ -129,7 +126,7 @@ def prefill_rate(
 ) -> float:
     """Returns the requests per second of one prefill server; 0 if prompts alone take too long.
 
-    ``later_s``: time between a prompt's end and its first token, without the time to read its KV.
+    ``later_s``: time from the last step of a prompt to its first token, without the time to read its KV.
     """
     chunk = limits.chunk_tokens
     alone = [costs.prefill.prompt_s(n, chunk) for n in prompts.sample]
@@ -167,7 +164,7 @@ def decode_rate(
     answer = fmean(answers.sample)
     stay = (
         fmean(n * n for n in answers.sample) / answer
-    )  # mean answer of the requests in a step: long answers stay longer
+    )  # mean length of the answers in a step; long answers count more, since they stay for more steps
     prompt = fmean(prompts.sample)
     context = prompt + stay / 2
 

@@ -4,9 +4,10 @@
 |---|---|
 | prefill step | ``step_s + max(weights, tokens * token_s + pairs * pair_s)`` |
 | decode step | ``step_s + max(weights + rows * row_s + context * context_s, rows * token_s)`` |
-| handoff | ``latency_s + (state + tokens * KV of one) / bytes_per_s`` |
+| handoff | ``latency_s + (state_bytes + tokens * token_bytes) / bytes_per_s`` |
 
-``pairs`` are the pairs of tokens that attention computes: each token with itself and every earlier token.
+``weights`` is the time to read the weights. ``pairs`` are the pairs of tokens that attention computes: each
+token with itself and every earlier token.
 ``context`` is the sum of all rows' earlier tokens, whose KV is read. A row's state is read and written,
 however long its context is. The values are computed from ``config.json`` and a GPU's rates
 (:mod:`engine.cost.gpu`), or fitted to measured steps (``benchmarks/scale/step_measurement.py``). A fitted
@@ -107,8 +108,8 @@ class StepCosts:
 
 
 def pairs_of(start: int, num_tokens: int) -> float:
-    """Returns the number of pairs of a token and a token that it attends to, itself included, for
-    ``num_tokens`` tokens after ``start`` earlier tokens."""
+    """Returns the number of ``pairs``, as in the module's table, of ``num_tokens`` tokens that follow
+    ``start`` earlier tokens."""
     return num_tokens * start + num_tokens * (num_tokens + 1) / 2
 
 

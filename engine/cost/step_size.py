@@ -16,7 +16,7 @@ from kernels.gated_delta.gated_delta_chunk import CHUNK_TOKENS
 
 @dataclass(frozen=True)
 class StepSize:
-    """Bytes and FLOP of one rank. The bytes of weights are grouped by when the weights are read."""
+    """Bytes and FLOP of one rank. The weights have several fields, since not every step reads all of them."""
 
     itemsize: int
     body: int
@@ -28,7 +28,7 @@ class StepSize:
     used: int
     """Bytes of body and experts that one token uses."""
     expert_share: float
-    """Share of the routed experts that a token uses."""
+    """Share of the routed experts that are used if each server that shares them computes one token."""
     logit_bytes: int
     """Bytes of one position's logits, of all ranks together."""
     slot_bytes: int

@@ -30,13 +30,13 @@ class Follower:
     """Tokens of the answer that have been passed to this follower."""
     masks: NDArray[np.int32] | None = None
     opened: Future[None] = field(default_factory=Future)
-    """Done when the first masks have come, or with the reason why the grammar can't be followed."""
+    """Done when the first masks have come. If the grammar can't be followed, its exception says why."""
     lane: Lane | None = None
     """The lane that has followed ``num_followed`` tokens; None: the next job begins at the answer's start."""
     num_followed: int = 0
     needs_own_lane: bool = False
     drafts: tuple[int, ...] = ()
-    """Draft tokens after the answer for which masks were asked last."""
+    """Draft tokens of the last question for masks; they follow the answer."""
     asked_s: float = 0.0
     """When the last masks were asked for; 0: these masks have come."""
     waited_s: float = 0.0

@@ -1,10 +1,11 @@
 """Grammars that answers must follow. Separate processes, the lanes, compute what a grammar allows next.
 
 Clients write grammars, and a short grammar can keep a processor busy for minutes and fill gigabytes. So no
-grammar runs in the server's process. A follower is the server's record of one answer with a grammar.
-Followers whose masks take little time share a lane. A slow follower gets a lane of its own, at the lowest
-priority and with a budget of processor time and memory, so that only its own request waits for its masks. If
-the follower needs more than the budget, the request fails.
+grammar runs in the server's process. A follower is the server's record of one answer with a grammar. A lane
+that only probes tries each new grammar first, to find out whether it is slow. Followers whose masks take
+little time share a lane. A slow follower gets a lane of its own, at the lowest priority and with a budget of
+processor time and memory, so that only its own request waits for its masks. If the follower needs more than
+the budget, the request fails.
 """
 
 from __future__ import annotations
@@ -113,10 +114,11 @@ class Grammars:
     # --- an answer's life ------------------------------------------------------------------------
 
     def follow(self, grammar: str, answer: Sequence[int] = ()) -> Follower:
-        """Begins to follow an answer. ``answer`` has those tokens of it that another server has generated.
+        """Begins to follow an answer. ``answer`` has the tokens that another server has already generated.
 
         Returns at once. :attr:`Follower.opened` is done when the first masks are there. Its exception is a
-        :class:`GrammarError`, or a :class:`ModelLoadError` if the model has no tokenizer for grammars.
+        :class:`GrammarError`, a :class:`ModelLoadError` if the model has no tokenizer for grammars, or an
+        :class:`OverloadedError` if this server is too busy.
         """
         follower = Follower(next(self._keys), grammar, list(answer))
         error = self._obstacle(grammar)
@@ -153,7 +155,7 @@ class Grammars:
             self._leave(follower)
 
     def news(self, awaited: Sequence[Follower]) -> list[News]:
-        """Returns the masks or errors that have come since the last call, by request.
+        """Returns the masks or errors that have come since the last call, each with its request's id.
 
         Waits a moment for the masks of ``awaited`` if they are likely to come soon.
         """
@@ -196,7 +198,7 @@ class Grammars:
         known = self._known.get(_digest(grammar))
         return None if known is None else known.error
 
-    # --- lanes; all with the lock held -----------------------------------------------------------
+    # --- lanes; callers hold the lock ------------------------------------------------------------
 
     def _ask(self, follower: Follower, drafts: Sequence[int]) -> None:
         follower.asked_s = time.monotonic()

@@ -33,7 +33,7 @@ class LaneEnd(NamedTuple):
 
     why: str
     is_of_time: bool
-    """Whether the job took too much processor time. If so, it would end any other lane as well."""
+    """Whether a job took too much processor time. If so, the same job would end any other lane as well."""
 
 
 class LaneUser(Protocol):
@@ -155,6 +155,6 @@ class Lane:
     def _end_of(self, exit_code: int | None) -> LaneEnd:
         if exit_code == -signal.SIGPROF:
             return LaneEnd("it takes more processor time than one request may have", True)
-        if exit_code in (-signal.SIGABRT, 1):  # how a failed allocation ends Rust code, and Python code
+        if exit_code in (-signal.SIGABRT, 1):  # an allocation failed in Rust code, or in Python code
             return LaneEnd(f"it needs more than {self.settings.max_bytes >> 20} MB of memory", False)
         return LaneEnd(f"its process ended with exit code {exit_code}", False)

@@ -3,8 +3,8 @@ server.
 
 The library (llguidance) limits only counts of items, which bounds neither time nor memory tightly enough:
 within its limits a mask of an ambiguous grammar can take half a second. In a lane the operating system limits
-both. If a job takes more processor time than allowed, the signal ``SIGPROF`` ends the process. If a job needs
-more memory than allowed, an allocation fails, which ends the process too.
+time and memory. If a job takes more processor time than allowed, the signal ``SIGPROF`` ends the process. If
+a job needs more memory than allowed, an allocation fails, which ends the process too.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from wire.codec import decode, encode
 from wire.idle_class import MAX_NICENESS, run_when_idle
 
 KEPT_GRAMMARS = 32
-"""Compiled grammars that a shared lane keeps for later requests: clients use one schema many times."""
+"""Number of compiled grammars that a shared lane keeps, since clients use one schema in many requests."""
 PROBE_S = 0.02
 """A grammar may use a shared lane only if it is compiled and gives its first mask in this processor time."""
 SLOW_JOB_S = 0.005

@@ -6,8 +6,8 @@ MOST_STEPS = 16
 
 
 class Patience:
-    """After each wait in vain, twice as many steps as after the wait before it begin without waiting, until
-    masks come in time again.
+    """After a wait in vain, the next step begins without waiting. With each further wait in vain, the number
+    of such steps doubles, up to :data:`MOST_STEPS`. When masks come in time, every step may wait again.
 
     If the processors are busy with other work, lanes are late with all masks, and each step would lose the
     whole waiting time. If steps do not wait, only the rows whose masks are late miss steps.

@@ -43,7 +43,8 @@ def connect_all(
 
     ``addresses`` returns the address at which a rank listens, and may wait until the address is known.
     ``deadline_s`` is on the monotonic clock. Raises :class:`ConfigError`, which names the term, if a term
-    differs between two ranks, and :class:`DeadlineError` if ranks have not called in time.
+    differs between two ranks, :class:`DeadlineError` if ranks have not called in time, and what :func:`call`
+    raises.
     """
     connections = {other: call(addresses(other), hello) for other in range(rank)}
     missing = dict(enumerate(names[rank + 1 :], rank + 1))

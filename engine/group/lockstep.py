@@ -71,16 +71,18 @@ class GroupLockstep(Listener):
         self._others = tuple(rank for rank in leads if rank != mesh.rank)
         self._round = 0
         self._heard: dict[int, dict[int, StepShape]] = {}
-        """Other ranks' wishes by round and rank: for this round, and from ranks that are in the next one."""
+        """Other ranks' wishes, first by round, then by rank. A faster rank may already have sent its wish for
+        the next round."""
         self._changed = threading.Condition()
         self._is_inside = False
-        """Whether the engine's thread waits for wishes of this round. Any other wish calls ``wake``."""
+        """Whether the engine's thread waits for wishes of this round. A wish for which it does not wait calls
+        ``wake``."""
         self._wake: Callable[[], None] = lambda: None
         self._on_lost = on_lost
         self._on_leaving = on_leaving
 
     def on_wake(self, wake: Callable[[], None]) -> None:
-        """``wake`` is called, on another thread, when another rank has work and this one may sleep."""
+        """``wake`` is called, on another thread, when another rank has work and this rank may be asleep."""
         with self._changed:
             self._wake = wake
             has_heard = bool(self._heard)
@@ -88,7 +90,11 @@ class GroupLockstep(Listener):
             wake()
 
     def agree(self, wish: StepShape) -> StepShape:
-        """See :meth:`Lockstep.agree`. Raises :class:`GroupLostError` if the group is lost."""
+        """See :meth:`Lockstep.agree`.
+
+        Raises :class:`GroupLostError` if the group is lost, and :class:`DeadlineError` if another rank sends
+        no wish for :data:`PROGRESS_S`.
+        """
         with self._changed:
             self._check()
             if wish is NOTHING and self._round not in self._heard:
@@ -166,7 +172,7 @@ class LeadLockstep:
 
 
 class FollowingLockstep:
-    """Lockstep of the other tensor-parallel ranks: rank 0 sends them the shapes that it has agreed on."""
+    """Lockstep of a tensor-parallel rank other than 0. Rank 0 sends it the shapes that were agreed on."""
 
     def __init__(self, mesh: GroupMesh, link: RankLink) -> None:
         self._mesh = mesh

@@ -30,10 +30,10 @@ def meet(
 ) -> GroupMesh:
     """Waits until all processes are there and connected, and form torch's default process group.
 
-    ``names`` are the names of all processes, for messages. Every ``each`` processes with consecutive numbers
-    are one server. ``terms`` are values that must be the same on all processes. Raises :class:`ConfigError`
-    if they differ between two processes or the store's address is invalid, and :class:`DeadlineError` if some
-    processes are not there in time.
+    ``names`` are the names of all processes, for messages. ``each``: see :class:`GroupMesh`. ``terms`` are
+    values that must be the same on all processes. Raises :class:`ConfigError` if they differ between two
+    processes or the store's address is invalid, and :class:`DeadlineError` if some processes are not there in
+    time.
     """
     deadline_s = time.monotonic() + timeout_s
     store = place.open(is_first=rank == 0, timeout_s=timeout_s)

@@ -44,7 +44,7 @@ class Listener:
         """Takes another rank's wish. Raises :class:`WireError` if the wish is impossible."""
 
     def leaving(self, rank: int) -> None:
-        """Another server has nothing left to compute."""
+        """Another server of a lockstep group, or another rank of this server, has nothing left to compute."""
 
     def lost(self, error: GroupLostError) -> None:
         """The group is lost because a process is gone. Called once."""
@@ -61,7 +61,11 @@ class GroupMesh:
         names: Sequence[str],
         each: int,
     ) -> None:
-        """``each``: number of processes of one server. The first of them sends the server's messages."""
+        """``each``: number of processes, with consecutive numbers, that leave the group together.
+
+        In a lockstep group these are the ranks of one server; between hosts each rank leaves alone. The first
+        of them calls :meth:`leave`.
+        """
         self.rank = rank
         self.size = len(connections) + 1
         self.lost: GroupLostError | None = None
@@ -100,14 +104,15 @@ class GroupMesh:
             self._peers[rank].send(frame)
 
     def leave(self) -> None:
-        """Tells the others that this server has nothing left to compute. Connections may close after that."""
+        """Tells the other processes that this server, or this rank of a server on several hosts, has nothing
+        left to compute. Connections may close after that."""
         self._note_left(self.rank)
         self.tell(Leaving())
 
     def wait_until_all_left(self, timeout_s: float) -> bool:
-        """Waits until all servers have said that they leave; until then this server's experts are needed.
+        """Waits until the whole group has said that it leaves. Until then a lockstep group needs this server.
 
-        Returns whether all servers have said that within ``timeout_s``.
+        Returns whether that took at most ``timeout_s``. Returns true at once if the group is lost.
         """
         return self._all_left.wait(timeout_s)
 

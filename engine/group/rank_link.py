@@ -27,8 +27,8 @@ class RankLink:
 
     def __init__(self, connection: Connection) -> None:
         self.takers: dict[type, Callable[[object], None]] = {}
-        """Handlers by type of message, for messages that the other end's further threads may send at any
-        time."""
+        """Handlers for messages that may come at any time from any thread of the other end. The key is the
+        message's type."""
         self._connection = connection
         self._lock = threading.Lock()
 
@@ -61,5 +61,5 @@ class RankLogHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             self._link.send(RankLog(record.levelno, record.name, self.format(record)))
-        except OSError:  # that process is gone, and this one is about to end
+        except OSError:  # the process that started this rank is gone, and the rank is about to end
             print(self.format(record), file=sys.stderr, flush=True)

@@ -39,8 +39,8 @@ class GroupStore:
     start from those of earlier starts."""
 
     def open(self, *, is_first: bool, timeout_s: float) -> Store:
-        """Opens the store, or connects to it. Waits up to ``timeout_s``; later, each entry that is read is
-        awaited for up to the same time.
+        """Opens the store, or connects to it. Waits up to ``timeout_s``. Later, a read waits up to the same
+        time for an entry that does not exist yet.
 
         Raises :class:`ConfigError` if the address can't be resolved, if this process can't listen there, or
         if nobody answers.

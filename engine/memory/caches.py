@@ -52,7 +52,7 @@ class CacheSpec:
     """Whether a lower rank holds the same KV heads."""
     copies_groups: bool = False
     """Whether a lower rank holds the same B and C channels (Mamba) or q and k channels (Gated DeltaNet).
-    These are all ranges of ``held_conv_channels`` but the first."""
+    They are all ranges of ``held_conv_channels`` except the first."""
 
     @property
     def has_kv(self) -> bool:

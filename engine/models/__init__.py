@@ -28,9 +28,7 @@ def read_config(
 ) -> ModelConfig:
     """Read ``config.json`` and ``generation_config.json`` of a Hugging Face model directory.
 
-    ``dtype``: ``float32``, ``bfloat16`` or ``auto``; see :meth:`CheckpointFields.of`.
-
-    Raises :class:`ModelLoadError` that names the field, its value and the supported values.
+    ``dtype``: ``float32``, ``bfloat16`` or ``auto``. See :meth:`CheckpointFields.of`, also for errors.
     """
     fields = CheckpointFields.of(Path(model_dir), dtype, torch.device(device))
     family = FAMILIES.get(fields.architecture)

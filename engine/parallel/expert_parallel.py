@@ -7,6 +7,10 @@ which is the rank that dispatched them.
     compute    the pairs (token, expert) of all ranks' tokens whose expert is on this rank
     combine    all-to-all     one result for each pair; gate weights and the sum are computed at home
 
+The ``G`` ranks are all processes of a group: ``D`` data-parallel ranks of ``T`` tensor-parallel ranks each.
+The tensor-parallel ranks of one server have the same tokens, so each rank dispatches its share of them. In a
+rank's summand, the tokens that other ranks dispatched are zero.
+
 No token is dropped and no shape depends on the router's choice. For a step of ``n`` tokens with ``k`` experts
 each, every rank has room for ``C = ceil(n / T)`` tokens from each rank, and for
 ``m = min(k, experts on this rank)`` results of each token.
@@ -17,10 +21,6 @@ need ``G`` copies of the tokens.
 Each result is sent by itself, and home sums results in the router's order. If a rank has several of a token's
 experts, sending their partial sum would take fewer bytes but change the order of the sum. Here the result has
 the same bits as on a single rank, for any number of ranks.
-
-The ``G`` ranks are all processes of a group: ``D`` data-parallel ranks of ``T`` tensor-parallel ranks each.
-The tensor-parallel ranks of one server have the same tokens, so each rank dispatches its share of them. In a
-rank's summand, the tokens that other ranks dispatched are zero.
 """
 
 from __future__ import annotations

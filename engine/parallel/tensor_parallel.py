@@ -27,7 +27,7 @@ START_TIMEOUT_S = 300.0
 
 @dataclass(frozen=True)
 class TensorParallel:
-    """This process's place among the ranks. The ranks of one server run on one host."""
+    """This process's place among the ranks of one server. They run on one or several hosts."""
 
     rank: int = 0
     size: int = 1

@@ -28,14 +28,13 @@ class LeadEngine:
     time.
 
     Ranks wait for each other within a step, where each needs the results of the others. Between steps the
-    other ranks may carry out a call earlier than rank 0. That is safe for memory that an event frees: the
-    memory is written only in a later step, which is sent after the event, and by then the epoch of the
-    memory's lease has changed.
+    other ranks may carry out a call earlier than rank 0. That is safe for memory that a call frees: the
+    memory is written only in a later step, which rank 0 sends after it has carried out that call, and by then
+    the epoch of the memory's lease has changed.
     """
 
     def __init__(self, own: Engine, tell: Callable[[object], None]) -> None:
-        """Wraps ``own``, the engine of rank 0. Attributes that are taken over from it concern no other
-        rank."""
+        """Wraps ``own``, the engine of rank 0. The attributes copied from ``own`` concern no other rank."""
         self.own = own
         self._tell = tell
         self.config, self.model, self.fingerprint = own.config, own.model, own.fingerprint

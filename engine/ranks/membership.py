@@ -82,11 +82,11 @@ def check_model(config: EngineConfig) -> None:
 
 
 def _terms(config: EngineConfig) -> dict[str, str]:
-    """Returns, by setting, the values that must be the same on all processes that meet.
+    """Returns the values that must be the same on all processes that meet; the keys name the settings.
 
     For ranks in lockstep these are the values that determine the number or size of a step's collectives. For
-    ranks of one server on several hosts they are nearly all settings, because each rank computes the same
-    decisions as rank 0 on its own.
+    ranks of one server on several hosts they are nearly all settings, because each rank makes rank 0's
+    decisions again by itself.
     """
     device = config.resolve_device(config.nodes.ranks(config.tensor_parallel).start)
     model = read_config(config.model_dir, config.dtype, device)

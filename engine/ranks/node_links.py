@@ -49,7 +49,7 @@ class NodeLinks:
         """Yields each rank of another host, with the link to it, when that rank connects.
 
         Raises :class:`DeadlineError` if ranks have not connected after :data:`MEETING_TIMEOUT_S`, and
-        :class:`ConfigError` if a rank's number of ranks or hosts differs from rank 0's.
+        :class:`ConfigError` if a rank was started for another number of ranks or hosts than rank 0.
         """
         tp_size = len(self._names)
         missing = {rank: self._names[rank] for rank in range(self._nodes.ranks(tp_size).stop, tp_size)}
@@ -68,8 +68,8 @@ class NodeLinks:
 def call_rank_0(nodes: Nodes, rank: int, tp_size: int) -> RankLink:
     """Waits for rank 0 and connects to it.
 
-    Raises :class:`DeadlineError` if rank 0 does not start in time, or ends, and :class:`ConfigError` if it
-    refuses this rank.
+    Raises :class:`ConfigError` if rank 0 refuses this rank, or has not opened the store in time, and
+    :class:`DeadlineError` if rank 0 ends, or can't be reached at the address in the store.
     """
     store = nodes.store.open(is_first=False, timeout_s=MEETING_TIMEOUT_S)
     try:

@@ -136,7 +136,7 @@ class RankProcess:
 def _run(main: RankMain, place: RankPlace, connection: Connection) -> None:
     home = RankLink(connection)
     try:
-        lower_priority(place.config.niceness)  # threads made from here on inherit it
+        lower_priority(place.config.niceness)  # threads made from here on inherit the niceness
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one
         logging.basicConfig(level=place.log_level, handlers=[RankLogHandler(home)], force=True)
         is_elsewhere = place.config.nodes.rank > 0  # not on rank 0's host: rank 0 did not start this process
@@ -178,7 +178,7 @@ def _make_engine(config: EngineConfig, membership: Membership, link: RankLink) -
 def _outlive_nobody(grace_s: float) -> None:
     """Ends this process after its parent process has ended, even if the main thread waits in a collective.
 
-    The main thread first has ``grace_s`` to end by itself: its link reports the end, if the thread reads it.
+    The main thread first has ``grace_s`` to end by itself. It notices the parent's end if it reads its link.
     """
     parent = multiprocessing.parent_process()
     assert parent is not None

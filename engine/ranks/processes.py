@@ -33,8 +33,8 @@ class RankProcesses:
     """Ranks 1 and up. They end when this process ends, for whatever reason.
 
     ``reports`` are the types of messages that a rank may send; see :meth:`listen`. ``on_fatal`` is called
-    when a rank has ended. ``on_leaving`` is called, on another thread, when a host is asked to stop; it gets
-    a rank of this host.
+    when a rank has ended. ``on_leaving`` is called, on another thread, when another host is asked to stop; it
+    gets a rank of that host.
     """
 
     def __init__(

@@ -1,5 +1,5 @@
-"""Checks that a step's rows share memory only for reading. All faults found here are structural: they
-raise."""
+"""Checks that a step's rows share memory only for reading. All faults found here are structural
+(:mod:`engine.sanitizer.sanitizer` explains this word), so they are raised."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def check_slot_owners(rows: Sequence[PlannedRow], tags: SlotTags) -> None:
 def check_block_owners(
     rows: Sequence[PlannedRow], tags: BlockTags, *, block_size: int, num_positions: int
 ) -> None:
-    """Checks that a block that a row writes is in no other row, has an owner, and is empty when it is begun.
+    """Checks that a block that a row writes is in no other row, has an owner, and is empty at its first use.
 
-    Raises :class:`SanitizerError` if not. Decode rows have ``num_positions`` positions.
+    Raises :class:`SanitizerError` if a check fails. Decode rows have ``num_positions`` positions.
     """
     if not rows:
         return

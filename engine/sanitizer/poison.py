@@ -1,4 +1,4 @@
-"""Fills memory that no request owns with NaN: a row that reads it gets logits that show the fault."""
+"""Fills memory that no request owns with NaN, so that a row that reads it gets logits that show the fault."""
 
 from __future__ import annotations
 

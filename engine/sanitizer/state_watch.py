@@ -53,7 +53,7 @@ class StateWatch(Protocol):
         """Raises if rows share slots that one of them writes."""
 
     def check(self, request: Request, num_tokens: int) -> SanitizerError | None:
-        """Returns an error if, by its tag, the request's slot does not hold h(num_tokens) of its tokens."""
+        """Returns an error if the tag of the request's slot does not say h(num_tokens) of the request."""
 
     def check_bytes(self, requests: Sequence[Request]) -> dict[Request, SanitizerError]:
         """Returns an error for each request whose state's bytes are not those that were written."""

@@ -7,7 +7,7 @@ change. So the error names what is missing, and which settings with which values
 |---|---|
 | null | index 0, which padding points at |
 | running | ``1 + k`` for every sequence: each of the k drafts of a step keeps a state |
-| leased | on a prefill server: one more for each sequence, waiting to be read by a decode server |
+| leased | on a prefill server: one more for each sequence, whose state a decode server is to read |
 | cached | states that only the prefix cache holds |
 | read | the number by which sequences exceed cached slots, so that each sequence can read a cached state |
 
@@ -97,7 +97,7 @@ class CapacityPlan:
 
 @dataclass(frozen=True)
 class SlotCount:
-    """Numbers of a server's slots by purpose."""
+    """Number of a server's slots for each purpose."""
 
     running: int
     leased: int
@@ -201,7 +201,7 @@ class Demand:
 
     @property
     def min_blocks_per_seq(self) -> int:
-        """Fewest blocks per sequence with which ``max_num_seqs`` sequences run at once.
+        """Minimum number of blocks per sequence with which ``max_num_seqs`` sequences run at once.
 
         One block is not enough: each sequence needs room to grow, and a leased sequence of a prefill server
         keeps its blocks.

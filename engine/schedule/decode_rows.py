@@ -86,7 +86,7 @@ class DecodeRows:
         return request.num_planned + num_uncertain * (self._num_positions - 1)
 
     def _reach(self, request: Request, num_tokens: int) -> int:
-        """Returns how many tokens' KV a step may write at most if it surely computes up to ``num_tokens``.
+        """Returns for how many tokens a step needs blocks if it surely computes up to ``num_tokens``.
 
         All k drafts may be accepted, and drafting then writes the KV of k tokens after them.
         """

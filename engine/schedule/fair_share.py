@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from engine.request import Request
 
 PAUSE_STEPS = 4
-"""Number of steps after which another row may be given to another client. Each such row costs a copy of
+"""Number of steps between two preemptions that give a row to another client. Each such row costs a copy of
 blocks and state to host memory and back."""
 
 ALTERNATIVES_A_ROW = 10

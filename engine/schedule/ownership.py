@@ -164,7 +164,8 @@ class Ownership:
             self.cache.extend(nodes, request.tokens, request.num_computed, block_ids, request.cache_salt)
 
     def give_up(self, row: PlannedRow) -> None:
-        """Takes back the slots of a prefill row's boundaries, if no step fills them with valid states."""
+        """Takes back the slots of a prefill row's boundaries, because no step will fill them with valid
+        states."""
         if not row.is_decode:
             self.slots.free([boundary.slot for boundary in row.boundaries])
 

@@ -88,7 +88,10 @@ class Scheduler:
     # --- events ----------------------------------------------------------------------------------
 
     def add(self, request: Request) -> None:
-        """Queues a request. Raises :class:`InvalidRequestError` if it can never be served."""
+        """Queues a request.
+
+        Raises :class:`InvalidRequestError` if its id is in use, or if it exceeds the context.
+        """
         if self._find(request.request_id) is not None:
             raise InvalidRequestError(f"request id {request.request_id!r} is in use; choose another")
         limit = self.capacity.max_model_len
@@ -187,8 +190,8 @@ class Scheduler:
         return sum(max(0, min(one.target, one.num_given) - one.num_computed) for one in self.active)
 
     def may_move(self, request: Request) -> bool:
-        """Whether another server can continue the request: the request decodes, and all its tokens except the
-        newest one are computed."""
+        """Whether another server can continue the request: the request decodes, all its tokens except the
+        newest one are computed, and one more answered request can be held."""
         is_decoding = request.request_id in self.running and not request.prefill_only
         return is_decoding and 0 < request.num_computed == len(request.tokens) - 1 and self.may_keep
 

@@ -2,8 +2,9 @@
 
     k_cache[b, :, o] = k[i],  v_cache[b, :, o] = v[i]     for slot_mapping[i] = b * block_size + o
 
-A cache of float8_e4m3fn holds k / k_scale and v / v_scale, rounded as in kernels/formats/float8.py. The
-caches are one layer's views of the KV pool ``[num_blocks, kv_heads, attn_layers, 2, block_size, head_dim]``.
+A cache of float8_e4m3fn ("e4m3") holds k / k_scale and v / v_scale, rounded as in kernels/formats/float8.py.
+The caches are one layer's views of the KV pool
+``[num_blocks, kv_heads, attn_layers, 2, block_size, head_dim]``.
 They are strided in block and head, and contiguous within one head of one block. KVH is the number of KV
 heads, D is head_dim. On CPU, numba handles float32 inputs for caches of float32 or e4m3; the reference
 handles all other cases.
@@ -43,7 +44,7 @@ def store_kv_reference(
 
 
 # One program per token, with all its KV heads in one [heads, head_dim] tile: a few hundred bytes to a few KB.
-# It only moves memory, so it has one warp per KB. Programs of padding tokens return before they touch caches.
+# A program only moves memory, so it has one warp per KB. Programs of padding tokens touch no cache.
 @triton_jit
 def _store_kv_kernel(
     k_ptr,

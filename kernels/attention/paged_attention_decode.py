@@ -1,4 +1,4 @@
-"""Attention of decode rows, with ``T = 1 + k`` positions each, over the paged KV cache.
+"""Attention of decode rows over the paged KV cache. With k drafts, a row has ``T = 1 + k`` positions.
 
     out[r, i] = softmax(scale * q[r, i] K[:n]^T) V[:n],   n = seq_lens[r] - T + i + 1
 
@@ -61,7 +61,8 @@ MAX_SPLITS = 128
 # BLOCK_M tile, so that K and V are read once for all of them. A row's tokens are divided evenly among its
 # splits at any length, in shares of at least MIN_SPLIT tokens; splits without a share return at once. The
 # grid depends only on maxima that the host knows, so one captured graph serves every length. The number of
-# splits is not a constant of the kernel, so graphs of all batch sizes share two compiled programs.
+# splits is not a constant of the kernel, so graphs of all batch sizes share two compiled programs: one for a
+# single split, one for several splits.
 @triton_jit
 def _decode_kernel(
     q_ptr,
@@ -184,7 +185,10 @@ def choose_num_splits(num_programs: int, max_seq_len: int, num_places: int, min_
 def tile_request(
     dtype: torch.dtype, heads_per_kv: int, head_dim: int, block_size: int, positions: int
 ) -> TileRequest:
-    """Request 72 KiB of K and V per bfloat16 program, half of it in flight: 2 programs per SM, room for 3."""
+    """Request tiles with which a bfloat16 program holds 72 KiB of K and V, half of them still being loaded.
+
+    An SM gets 2 programs and has room for 3.
+    """
     exact = dtype == torch.float32
     wide = exact or head_dim > 128
     tiles = {
@@ -299,9 +303,10 @@ def paged_attention_decode(
     """Attend from q ``[R, T, QH, D]`` to the content of the caches ``[num_blocks, KVH, block_size, D]``.
 
     block_table ``[R, cols]`` and seq_lens ``[R]`` are int32. seq_lens includes the T new positions, whose K
-    and V are already stored; 0 marks a padding row, whose output is zero. Block table entries after a
-    row's last block are stale and never followed; K and V after its last token may be NaN. max_seq_len
-    determines the launch grid and must be at least the longest row's length. Returns ``[R, T, QH, D]``.
+    and V are already stored; 0 marks a padding row, whose output is zero. No kernel follows block table
+    entries after a row's last block, which are stale. K and V after a row's last token may be NaN.
+    max_seq_len determines the launch grid and must be at least the longest row's length. Returns
+    ``[R, T, QH, D]``.
     """
     assert k_cache.stride() == v_cache.stride(), "k_cache and v_cache must be views of one pool"
     operands = (q, k_cache, v_cache, block_table, seq_lens)

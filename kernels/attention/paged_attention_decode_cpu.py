@@ -1,7 +1,7 @@
 """Attention of decode rows over the paged KV cache on CPU.
 
-The unit of work is a row's positions for one KV head, with all query heads that share this head. It goes
-through the row's blocks in place, 64 tokens at a time, with an online softmax:
+The unit of work is a row's positions for one KV head, with all query heads that share this head. A thread
+goes through the row's blocks in place, 64 tokens at a time, with an online softmax:
 
     scores  s = q . k, four tokens at a time in vector registers
     softmax m' = max(m, max s), p = exp(s - m'), l' = l exp(m - m') + sum p

@@ -71,7 +71,8 @@ def paged_attention_prefill_reference(
 
 # One program per tile of BLOCK_M queries: consecutive tokens of a row times the query heads of one KV head,
 # so that each loaded K and V element serves all of them (GQA packing). The loop goes through the row's tokens
-# BLOCK_N at a time by the block table, with an online softmax. Only tokens from the diagonal on are masked.
+# BLOCK_N at a time and finds them with the block table. The softmax is computed online. Only tokens from the
+# diagonal on are masked.
 @triton_jit
 def _prefill_kernel(
     q_ptr,
@@ -211,14 +212,14 @@ LOG2_E = 1.4426950408889634
 
 
 def dot_precision(dtype: torch.dtype) -> str:
-    """Return the mode of products. TF32 would cut float32 to 10 mantissa bits; narrower types stay exact."""
+    """Return Triton's mode for products. TF32 would cut only float32, to 10 mantissa bits."""
     return "ieee" if dtype == torch.float32 else "tf32"
 
 
 @functools.cache
 def tile_request(dtype: torch.dtype, heads_per_kv: int, head_dim: int, block_size: int) -> TileRequest:
-    """Request smaller tiles for float32: elements have twice the bytes; products run on FMA units, not tensor
-    cores.
+    """Request smaller tiles for float32, since its elements have twice the bytes, and since its products run
+    on FMA units instead of tensor cores.
     """
     exact, wide = dtype == torch.float32, head_dim > 128
     tiles = {
@@ -300,8 +301,8 @@ def paged_attention_prefill(
     """Attend from q ``[num_tokens, QH, D]`` to the content of caches ``[num_blocks, KVH, block_size, D]``.
 
     block_table ``[S, cols]``, cu_seqlens ``[S + 1]`` and seq_lens ``[S]`` are int32. seq_lens counts cached
-    prefix and new tokens, whose K and V are already stored. Block table entries after a row's last block are
-    never followed, and K and V after its last token may be NaN. A row of length 0 is padding. max_query_len
+    prefix and new tokens, whose K and V are already stored. No kernel follows block table entries after a
+    row's last block, and K and V after its last token may be NaN. A row of length 0 is padding. max_query_len
     determines the launch grid; max_seq_len is an upper bound of seq_lens. Every token belongs to a row.
     Returns ``[num_tokens, QH, D]``, zero in padding rows.
     """

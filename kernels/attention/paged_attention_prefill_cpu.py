@@ -177,7 +177,7 @@ def _attend_tiles(
     q, q_strides, k_cache, v_cache, cache_strides, shape, tiles, block_table, columns, scale, v_scale, out,
     begin, end,
 ):  # fmt: skip
-    """Attend for items ``begin : end``, which are all tiles of the first KV head, then of the next one.
+    """Attend for items ``begin : end``. The items are all tiles of KV head 0, then all tiles of KV head 1 …
 
     A tile is ``(row, first token, number of tokens, number of tokens that its first token sees)``.
     """

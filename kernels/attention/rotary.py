@@ -64,8 +64,8 @@ def norm_and_rotate_reference(
 
 
 # One program per (token, tile of heads); tiles of q come before those of k. A tile's elements (about 2,048)
-# stay in registers between norm and rotation, and are read and written once. A program computes its token's
-# cosines and sines again: a few dozen instructions, which take less time than reading a table.
+# stay in registers between norm and rotation, and are read and written once. Each program computes its
+# token's cosines and sines itself: a few dozen instructions, which take less time than reading a table.
 @triton_jit
 def _rotary_kernel(
     q_ptr,
@@ -198,7 +198,7 @@ def rotate(q: Tensor, k: Tensor, positions: Tensor, rotary: Rotary) -> None:
     QH and KVH are the numbers of query and KV heads; D is head_dim.
 
     Tokens and heads may have any stride; a head's elements must be contiguous. A padding token may have any
-    position of 32 bits: its result is never used.
+    32-bit position, since its result is never used.
     """
     assert q.stride(2) == k.stride(2) == 1, "a head's elements must lie side by side"
     if q.is_cuda and q.dtype != torch.float64:

@@ -93,7 +93,7 @@ def _warn_that_nothing_is_cached() -> None:
     logger.warning("no writable folder: every process compiles the CPU kernels again; set NUMBA_CACHE_DIR")
 
 
-if TYPE_CHECKING:  # numba types these functions at each call
+if TYPE_CHECKING:  # numba infers the types of these functions at each call
     from typing import no_type_check as cpu_function
 else:
     cpu_function = CpuFunction

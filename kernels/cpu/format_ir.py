@@ -40,7 +40,8 @@ def widen(builder, value):
 
 
 def narrow(builder, value, element):
-    """Convert float32 to the stored type. e4m3 is rounded here; bfloat16 was rounded before: it is cut."""
+    """Convert float32 to the stored type. e4m3 is rounded here. Numbers for bfloat16 are already rounded, so
+    only their upper half is kept."""
     if element == ir.FloatType():
         return value
     ints = _like(value.type, _INT)
@@ -54,7 +55,7 @@ def narrow(builder, value, element):
 
 def _from_e4m3(builder, byte, ints, floats):
     magnitude = builder.and_(byte, constant(ints, 0x7F))
-    # Exponents differ by 120. Subnormal numbers have no exponent: their mantissa counts units of 2^-9.
+    # The exponents of the two formats differ by 120. The mantissa of a subnormal number counts units of 2^-9.
     normal = builder.add(builder.shl(magnitude, constant(ints, 20)), constant(ints, 120 << 23))
     small = builder.fmul(builder.sitofp(magnitude, floats), constant(floats, 2.0**-9))
     bits = builder.select(

@@ -71,7 +71,7 @@ class CpuGraph:
 
 
 class _NothingComputed(TorchFunctionMode):
-    """Allows torch operations that allocate memory, make views of it, or return its shape; refuses others."""
+    """Allows torch operations that allocate tensors, make views or return shapes; refuses all others."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = func(*args, **(kwargs or {}))

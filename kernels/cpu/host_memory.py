@@ -44,7 +44,7 @@ def _aligned(allocate: Callable[..., Any], num_elements: int, dtype: torch.dtype
 
 
 def keep_freed_memory() -> None:
-    """Tell the C library not to return freed memory to the system (glibc; on others this does nothing).
+    """Tell glibc not to return freed memory to the system. With other C libraries this does nothing.
 
     A prompt's activations are a few megabytes each. By default each tensor is mapped again and faults once
     per page: 25,000 faults, 80 ms of system time, for a prompt of 256 tokens with a 120 M model.

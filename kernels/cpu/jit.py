@@ -82,7 +82,7 @@ class _Recording(threading.local):
 recording = _Recording()
 
 
-if TYPE_CHECKING:  # numba types kernels at each call
+if TYPE_CHECKING:  # numba infers the types of kernels at each call
     from typing import no_type_check as cpu_jit
 else:
     cpu_jit = CpuKernel

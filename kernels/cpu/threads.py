@@ -10,7 +10,7 @@ successor. The generation changes with every call, so a helper that slept throug
 claim a share of a call that it did not read. Between two calls, while the next call's address is written, the
 word has no share left. Helpers spin between two calls of a list, then yield the core, and after a longer time
 they sleep in a semaphore until a call with shares begins. If a helper loses its core while it has a share,
-this thread makes calls alone for some milliseconds: sharing gains nothing if all cores are busy.
+this thread makes calls alone for some milliseconds, since sharing gains nothing if all cores are busy.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ def _await_shares(control, shares, sched_yield, clock_gettime):
 
 @cpu_function
 def _is_alone(control, clock_gettime):
-    """Whether calls are made alone because a helper lost its core a short time ago."""
+    """Returns whether this thread makes calls alone because a helper lost its core a short time ago."""
     until_ns = _load(control + _ALONE)
     if until_ns == 0:
         return False
@@ -259,7 +259,10 @@ class CpuThreads:
 
     @property
     def helper_ids(self) -> list[int]:
-        """Native ids of the present helpers. Later helpers inherit their caller's settings."""
+        """Native ids of the present helpers.
+
+        A helper that starts later inherits settings, such as the niceness, of the thread that starts it.
+        """
         return [helper.native_id for helper in self._helpers if helper.native_id is not None]
 
     def run(self, table: NDArray[np.int64]) -> None:

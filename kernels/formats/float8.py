@@ -25,7 +25,7 @@ from kernels.gpu.triton_jit import tl, triton_jit
 
 E4M3_MAX = 448.0
 _WITH_INSTRUCTIONS = (8, 9)
-"""The lowest compute capability with instructions that convert e4m3. On older GPUs Triton refuses it."""
+"""The lowest compute capability with instructions that convert e4m3. On older GPUs Triton refuses e4m3."""
 
 
 def to_e4m3(x: Tensor) -> Tensor:

@@ -9,8 +9,8 @@ Every token adds to the state. If the state is rounded to nearest, additions bel
 lost, permanently and always in the same direction. With stochastic rounding, the stored state has the right
 expectation.
 
-The noise is a hash of a number's place: the number of tokens that the state has seen, the layer, the head
-among all heads of the model, the element within the head. The noise depends on nothing else: not on slot,
+The noise is a hash of an element's place: how many tokens the state has seen, the layer, the head among all
+heads of the model, and the element's index within the head. The noise depends on nothing else: not on slot,
 row, batch, request or rank, and not on how tokens were divided into steps. So equal sums are stored as equal
 bits wherever they are computed. All arithmetic of the noise wraps around at 32 bits. The function mix is Hash
 Prospector's "lowbias32" (C. Wellons, 2018; public domain).
@@ -80,7 +80,8 @@ def mix(x: _Integers) -> _Integers:
 
 
 def round_bfloat16_reference(state: Tensor, positions: Tensor, rounding: StateRounding) -> Tensor:
-    """Round float32 ``state`` ``[..., H, *shape]`` to bfloat16, after ``positions`` ``[...]`` tokens."""
+    """Round float32 ``state`` ``[..., H, *shape]`` of H heads to bfloat16, after ``positions`` ``[...]``
+    tokens."""
     if not rounding.is_stochastic:
         return state.to(torch.bfloat16)
     outer, (num_heads, *shape) = positions.shape, state.shape[positions.ndim :]

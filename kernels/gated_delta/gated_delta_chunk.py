@@ -11,7 +11,7 @@ head ``h // (Hv // Hk)``. kernels/gated_delta/gated_delta_update.py describes th
 
 | device | form |
 |---|---|
-| CUDA | chunks whose corrections are solved for at once (WY form), with GEMMs (Triton) |
+| CUDA | chunks; one triangular system gives all updates of a chunk (WY form), with GEMMs (Triton) |
 | CPU | the recurrence itself, its state in the first-level cache (gated_delta_chunk_cpu.py) |
 | any, in float64 | reference |
 """
@@ -393,8 +393,9 @@ def gated_delta_chunk(
     """Scan the ragged rows of a prefill batch and store each row's last state in its write slot.
 
     q and k ``[num_tokens, Hk, Dk]``, v ``[num_tokens, Hv, Dv]``, a and b ``[num_tokens, Hv]``, A (below 0)
-    and dt_bias ``[Hv]``, state ``[num_slots, Hv, Dv, Dk]``, cu_seqlens ``[S + 1]``, read_slots, write_slots
-    and has_initial ``[S]``. Row s starts from ``read_slots[s]`` if ``has_initial[s]``, else from zeros.
+    and dt_bias ``[Hv]``, state ``[num_slots, Hv, Dv, Dk]``; with S rows, cu_seqlens ``[S + 1]``, read_slots,
+    write_slots and has_initial ``[S]``. Row s starts from ``read_slots[s]`` if ``has_initial[s]``, else from
+    zeros.
     A row may write the slot that it reads, but no slot that another row reads. The states at ``boundaries``
     are stored as well. The pool is float32, or bfloat16 rounded by ``rounding``; bfloat16 needs num_before
     ``[S]`` int32, each row's number of tokens before this batch. Returns o ``[num_tokens, Hv, Dv]``, zero in

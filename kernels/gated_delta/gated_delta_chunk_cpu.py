@@ -49,7 +49,10 @@ _ZERO, _ONE = np.float32(0), np.float32(1)
 
 @cpu_jit
 def scan_gates(a, b, A, dt_bias, decay, beta, begin, end):
-    """Compute ``decay`` and ``beta`` ``[Hv, n]`` of heads ``begin : end``, as for decode rows."""
+    """Compute ``decay`` and ``beta`` ``[Hv, n]`` (value heads, tokens) of heads ``begin : end``.
+
+    The formulas are those for decode rows.
+    """
     for h in range(begin, end):
         for t in range(a.shape[0]):
             decay[h, t], beta[h, t] = gates(a[t, h], b[t, h], A[h], dt_bias[h])

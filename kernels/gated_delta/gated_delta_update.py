@@ -193,7 +193,8 @@ def _update_tiles_kernel(
 def tile_request(
     dtype: torch.dtype, state_dtype: torch.dtype, value_dim: int, key_dim: int, positions: int
 ) -> TileRequest:
-    """Request 2,048 elements of state per tile: a thread has 16 in flight, batch 1 has 2 programs per SM."""
+    """Request tiles of 2,048 state elements, so that a thread has 16 elements in flight, and a batch of one
+    row has 2 programs per SM."""
     block_v = min(triton.next_power_of_2(value_dim), max(1, 2048 // triton.next_power_of_2(key_dim)))
     return TileRequest.of(
         "gated_delta_update",
@@ -265,7 +266,7 @@ def gated_delta_update(
     seq_lens: Tensor | None = None,
     rounding: StateRounding = NEAREST,
 ) -> Tensor:
-    """Advance each row's state by its ``T`` positions, in place in the pool.
+    """Advance the state of each of R rows by the row's ``T`` positions, in place in the pool.
 
     q and k ``[R, T, Hk, Dk]``, v ``[R, T, Hv, Dv]``, a and b ``[R, T, Hv]``, A (below 0) and dt_bias
     ``[Hv]``, state ``[num_slots, Hv, Dv, Dk]``, read_slots ``[R]``, write_slots ``[R, T]``. Row r starts

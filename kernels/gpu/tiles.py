@@ -2,8 +2,9 @@
 
     TILES = choose(tile_request(sizes of the call), device)
 
-A kernel's request names the sizes that its tiles depend on, but not the exact number of rows: a tile can
-determine the order of a sum, and a row's result should not depend on its neighbours. The tiles come from
+A kernel's request names the sizes that its tiles depend on, but not the exact number of rows. A tile can
+determine the order of a sum, and a row's result should not depend on how many rows are computed with it. The
+tiles come from
 ``tile_tables/<device name>.json``, which ``python -m benchmarks.gpu.tune_tiles`` writes on a GPU; nothing is
 tuned while a server starts. Without a file for the device, or without an entry for the shape, the kernel's
 default is used. Defaults are made for sm_90 and checked by compiling them. The file format is described in
@@ -76,7 +77,7 @@ class TileTable:
         return draft.replace(path)
 
     def tiles(self, request: TileRequest) -> Tiles:
-        """Return a request's tiles. Raises ValueError if the entry names other tiles than the kernel."""
+        """Return a request's tiles. Raises ValueError if the entry's settings are not those of the kernel."""
         entry = self.entries.get(request.op, {}).get(request.shape)
         if entry is None:
             return request.default
@@ -98,7 +99,7 @@ def choose(request: TileRequest, device: torch.device) -> Tiles:
 
 @functools.cache
 def table_of(device: str) -> TileTable:
-    """Return the committed table, read once per process; an empty table for a device that was never tuned."""
+    """Return a device's table from :data:`DIRECTORY`, read once; an empty table if it has none."""
     path = DIRECTORY / file_name(device)
     return TileTable.read(path) if path.exists() else TileTable(device)
 

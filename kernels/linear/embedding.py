@@ -24,7 +24,10 @@ def _gather(ids, table, scale, out, begin, end):
 
 
 def embedding(ids: torch.Tensor, table: torch.Tensor, *, scale: float = 1.0) -> torch.Tensor:
-    """Gather rows ids ``[n]`` int64 of table ``[rows, size]`` to ``[n, size]``. Ids must be in the table."""
+    """Return ``[n, size]``: row ``ids[i]`` of ``table`` ``[rows, size]`` for every i. ids is ``[n]`` int64.
+
+    The table must have a row for every id.
+    """
     if ids.is_cuda or table.dtype != torch.float32:
         rows = F.embedding(ids, table)
         return rows if scale == 1.0 else rows * scale

@@ -83,7 +83,10 @@ def run_panels(
 
 @cpu_jit
 def multiply_panel(x, x_stride, panel, num_inputs, bias, y, y_stride, live, squares, num_rows):
-    """Multiply all rows with a panel of float32, in tiles of similar size: small tiles wait for loads."""
+    """Multiply all rows with a panel of float32.
+
+    The tiles are of similar size, since small tiles wait for loads.
+    """
     row = 0
     while row < num_rows:
         left = num_rows - row

@@ -12,10 +12,10 @@ every tile. A panel is ``[in, PANEL]`` of one of these types:
 | fp8 (float8_e4m3fn) | float32(w) * scale |
 | int8 | float32(w) * scale |
 
-``scales`` are ``[groups, PANEL]``: one row per group of ``group`` inputs. Scales of fp8 are multiplied by
-256, because the seven low bits of an fp8 number, shifted left by seven, are a float16 of a 256th of its
-value, also for subnormals; the machine has instructions that widen float16. The product with the scale is
-rounded once, so the sums have the same bits as with a weight that was dequantised before.
+``scales`` are ``[groups, PANEL]``: one row per group of ``group`` inputs. An fp8 number is widened by way of
+float16, for which the machine has instructions: its seven low bits, shifted left by seven, are a float16 of
+a 256th of its value, also for subnormals. Therefore scales of fp8 are multiplied by 256. The product with the
+scale is rounded once, so the sums have the same bits as with a weight that was dequantised in advance.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Stored = Literal["float32", "fp8", "int8"]
 
 @functools.cache
 def vector_shape() -> tuple[int, int]:
-    """Return the floats in a vector register of this machine, and the width of a panel in registers.
+    """Return the number of floats in a vector register of this machine, and a panel's width in registers.
 
     For a tile of six rows, the sums, a row of the panel and a broadcast input take 29 of 32 registers with
     AVX-512 or NEON, 15 of 16 with AVX2.

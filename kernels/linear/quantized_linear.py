@@ -25,8 +25,8 @@ from kernels.linear.quantized_linear_cpu import PackedQuantizedLinear
 from kernels.linear.quantized_weight import QuantizedWeight
 
 FEW_ROWS = 64
-"""Up to this number of rows, tiles are those for decode rows: weights are read once. Above it, tiles are
-larger."""
+"""Up to this number of rows, a call uses the tiles for decode rows, with which weights are read once. For
+more rows it uses larger tiles."""
 
 
 def quantized_linear_reference(
@@ -74,7 +74,7 @@ def multiply_tile(
     BLOCK_K: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Return a product ``[BLOCK_M, BLOCK_N]`` in float32; ``x_ptrs`` are the rows' first elements."""
+    """Return a product ``[BLOCK_M, BLOCK_N]`` in float32; ``x_ptrs`` point to the rows' first elements."""
     inputs = tl.arange(0, BLOCK_K)
     output_mask = outputs < num_outputs
     value_ptrs = values_ptr + outputs.to(tl.int64)[:, None] * num_inputs
@@ -157,7 +157,10 @@ def _quantized_linear_kernel(
 
 
 def tile_request(dtype: torch.dtype, num_outputs: int, num_inputs: int, *, few_rows: bool) -> TileRequest:
-    """Request tiles. A row's sums may differ by rounding between few and many rows, but not within a case."""
+    """Request tiles for few or for many rows.
+
+    A row's sums may differ by rounding between these two cases, but not within one of them.
+    """
     if few_rows:
         default = {"BLOCK_M": 16, "BLOCK_N": 64, "BLOCK_K": 128, "num_warps": 4, "num_stages": 4}
     else:
@@ -171,12 +174,13 @@ def tile_request(dtype: torch.dtype, num_outputs: int, num_inputs: int, *, few_r
 
 
 def scales_and_step(group: int, num_groups: int, step: int) -> tuple[str, int]:
-    """Return a kernel's SCALES and BLOCK_K, for scales of ``group`` inputs each: a step must not cover two
-    scales.
+    """Return a kernel's SCALES and BLOCK_K if ``group`` inputs share a scale.
+
+    The inputs of a step share one scale, except with SCALES "each", where a step looks up each input's scale.
     """
     if num_groups == 1:
         return "one", step
-    fits = group & -group  # the largest power of two that divides it
+    fits = group & -group  # the largest power of two that divides group
     return ("step", min(step, fits)) if fits >= 16 else ("each", 32)
 
 

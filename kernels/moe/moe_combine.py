@@ -45,9 +45,9 @@ def _launch(results: Tensor, places: Tensor, weights: Tensor) -> Tensor:
 
 
 def moe_combine(results: Tensor, places: Tensor, weights: Tensor) -> Tensor:
-    """Combine results ``[n * k, size]`` by places ``[n, k]`` int64 and weights ``[n, k]`` float32.
+    """Return ``[n, size]``: the sums of the ``k`` results of each of ``n`` tokens.
 
-    Returns ``[n, size]``.
+    results ``[n * k, size]``, places ``[n, k]`` int64, weights ``[n, k]`` float32.
     """
     if results.is_cuda and results.dtype != torch.float64 and len(places) > 0:
         return _launch(results, places, weights)

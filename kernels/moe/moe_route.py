@@ -6,8 +6,8 @@
 
 Sigmoid routing is that of DeepSeek-V3 (arXiv:2412.19437, section 2.1.2): the score of a group is the sum of
 its two best experts; the correction affects the choice of experts but not their weights. Softmax routing has
-neither groups nor correction; normalized, it is the softmax over the k chosen logits. On CPU the reference
-is used: it is a few operators over ``[n, experts]``.
+neither groups nor correction; its normalized weights are the softmax over the k chosen logits. On CPU the
+reference is used, since it takes only a few operators over ``[n, experts]`` (n tokens).
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ def _mask_groups(choice: Tensor, routing: Routing) -> Tensor:
     return grouped.masked_fill(outside.unsqueeze(-1), float("-inf")).view_as(choice)
 
 
-# One program per token, with its scores in registers as [groups, experts of a group]. It takes one maximum
-# after the other and removes each; if two are equal, it takes the lower index first. These are a few dozen
-# reductions over a few hundred numbers, instead of a dozen launches.
+# One program per token, with its scores in registers as [groups, experts of a group]. The program takes one
+# maximum after the other and removes each; if two are equal, it takes the lower index first. These are a few
+# dozen reductions over a few hundred numbers, instead of a dozen launches.
 @triton_jit
 def _route_kernel(
     logits_ptr,
@@ -90,11 +90,11 @@ def _route_kernel(
         best_logit = tl.max(tl.max(tl.where(live, logits, float("-inf")), 1), 0)
         scores = tl.where(live, tl.exp(logits - best_logit), 0.0)
         scores /= tl.sum(tl.sum(scores, 1), 0)
-        choice = logits  # not scores: those of far worse experts are all 0
+        choice = logits  # not scores: the scores of far worse experts are all 0 and would not rank them
     else:
         scores = 1.0 / (1.0 + tl.exp(-logits))
         choice = scores + tl.load(correction_ptr + experts, mask=live, other=0.0)
-    # NaN, from a damaged state, counts as the smallest value, so that the row still gets experts. Its own
+    # NaN, from a damaged state, counts as the smallest value, so that the row still gets experts. The row's
     # weights are NaN anyway.
     choice = tl.where(live & (choice == choice), choice, float("-inf"))
     if GROUPS_PER_TOKEN < GROUPS:
@@ -157,9 +157,10 @@ def _launch(logits: Tensor, correction: Tensor | None, routing: Routing) -> tupl
 
 
 def moe_route(logits: Tensor, correction: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
-    """Route by logits ``[n, experts]`` and correction ``[experts]``, float32, to ids and weights ``[n, k]``.
+    """Return the ids of each token's experts and their weights, both ``[n, k]``.
 
-    Ids are int64 and distinct, in no particular order; weights are float32. Softmax takes no correction.
+    logits ``[n, experts]`` and correction ``[experts]`` are float32; softmax takes no correction. Ids are
+    int64 and distinct, in no particular order; weights are float32.
     """
     if routing.scoring == "softmax":
         assert correction is None, "softmax routing has no correction"

@@ -27,8 +27,9 @@ def moe_sort_reference(expert_ids: Tensor, num_experts: int) -> tuple[Tensor, Te
 
 
 # One program per expert, which needs nothing from other programs. It counts the pairs of experts with lower
-# ids; this count is its first place. Then it gives each of its own pairs a place, in order. Every program
-# reads all ids, from cache: a few KB in a decode step, 400 KB at 8,192 tokens with 6 experts each.
+# ids; this count is the first place of its expert. Then it gives each pair of its expert a place, in order.
+# Every program reads all ids, from cache: a few KB in a decode step, 400 KB at 8,192 tokens with 6 experts
+# each.
 @triton_jit
 def _sort_kernel(ids_ptr, tokens_ptr, places_ptr, ends_ptr, num_pairs, k, BLOCK: tl.constexpr):
     expert = tl.program_id(0)
@@ -67,9 +68,9 @@ def _launch(expert_ids: Tensor, num_experts: int) -> tuple[Tensor, Tensor, Tenso
 
 
 def moe_sort(expert_ids: Tensor, num_experts: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Sort expert_ids ``[n, k]`` int64 to tokens ``[n * k]`` and places ``[n, k]``, int64, and ends, int32.
+    """Return tokens ``[n * k]`` int64, places ``[n, k]`` int64 and ends ``[num_experts]`` int32.
 
-    ends is ``[num_experts]``. Does not wait for the device.
+    expert_ids is ``[n, k]`` int64. Does not wait for the device.
     """
     if expert_ids.is_cuda:
         return _launch(expert_ids, num_experts)

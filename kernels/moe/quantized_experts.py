@@ -3,7 +3,7 @@
     y[r, o] = sum over k of x[r, k] W_e[o, k]        for rows ends[e - 1] <= r < ends[e]
 
 Weights are as in :mod:`kernels.linear.quantized_linear`. Rows after the last end are not computed. The host
-does not have to read anything: only the GPU knows the ends of runs.
+does not wait for the GPU, since only the GPU needs to know the ends of runs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class QuantizedExperts:
 
     @classmethod
     def stack(cls, weights: Sequence[QuantizedWeight]) -> QuantizedExperts:
-        """Stack weights of one dtype, in blocks whose size divides the blocks of all."""
+        """Stack weights of one dtype, in blocks whose size divides the block size of every weight."""
         num_outputs, num_inputs = weights[0].shape
         rows = math.gcd(*(one.block_rows for one in weights if one.scales.shape[0] > 1)) or num_outputs
         columns = math.gcd(*(one.block_columns for one in weights if one.scales.shape[1] > 1)) or num_inputs

@@ -112,7 +112,7 @@ def _launch(
     return out
 
 
-_TILE_ELEMENTS = 512  # of small groups in one program: a 16-byte load per thread of two warps in bfloat16
+_TILE_ELEMENTS = 512  # of small groups in one program: in bfloat16, two warps load 16 bytes per thread
 
 
 @cpu_jit

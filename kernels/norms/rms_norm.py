@@ -106,7 +106,7 @@ def _launch(
 
 
 def _as_rows(x: torch.Tensor) -> torch.Tensor:
-    """Return ``[..., H]`` as ``[rows, H]``, each row contiguous, at any stride. Copy only if necessary."""
+    """Return ``[..., H]`` as ``[rows, H]`` of contiguous rows at any stride. Copies only if necessary."""
     return adjacent(x.reshape(-1, x.shape[-1]))
 
 

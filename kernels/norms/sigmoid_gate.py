@@ -1,4 +1,5 @@
-"""Gate outputs by a sigmoid: attention's per element (arXiv:2505.06708), a shared expert's per token.
+"""Gate outputs by a sigmoid: those of attention per element (arXiv:2505.06708), those of a shared expert per
+token.
 
     sigmoid_gate      x[i, h, d] = x[i, h, d] sigmoid(gate[i, h, d])      in place
     add_sigmoid_gated total[i] = total[i] + x[i] sigmoid(gate[i])         in place of total

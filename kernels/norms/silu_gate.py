@@ -26,7 +26,7 @@ def silu_gate_reference(y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
 
 
 # One program per (token, 1,024 neighbouring channels): one 16-byte load for each of 128 threads in bfloat16.
-# y and z are read in place from the output of a projection, which has y and z side by side.
+# y and z are read in place, such as from the output of a projection that has y and z side by side.
 @triton_jit
 def _silu_gate_kernel(
     y_ptr, z_ptr, out_ptr, y_stride, z_stride, width, ACC: tl.constexpr, BLOCK: tl.constexpr

@@ -12,12 +12,13 @@ last token that takes part with exactly this weight. The noise depends on nothin
 to remember, so a request draws the same tokens in any batch, after a preemption, and on another server.
 
 Two distributions that are raced with the same noise mostly have the same winner. Therefore drafts are drawn
-with the target's noise: they agree with probability sum_i 1 / sum_j max(p_j / p_i, q_j / q_i). With one
-random number that inverts both running sums they would agree far less (docs/decisions/008-acceptance.md).
+with the target's noise. If the target draws from p and the drafter from q, both draw the same token with
+probability sum_i 1 / sum_j max(p_j / p_i, q_j / q_i). They would agree far less if each looked up one common
+random number in the running sum of its distribution (docs/decisions/008-acceptance.md).
 
 u has 52 bits: odd multiples of 2^-53, which float64 can all represent, so neither u nor 1 - u is ever 0.
-Small times win, which come from small u, where -log(1 - u) keeps its digits. The probability that a time is
-below a bound is right to 2^-53.
+The times that win are small. They come from small u, for which -log(1 - u) keeps its digits. The probability
+that a time is below a bound is right to 2^-53.
 
 R is the number of rows, T of positions per row, V of tokens in the vocabulary.
 
@@ -38,7 +39,7 @@ from kernels.gpu.triton_jit import tl, triton, triton_jit
 
 _GOLDEN, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _NEVER = 1e300
-"""Longer than any time: the longest is 37 / 1.4e-45. Infinity times a weight of 0 would be NaN."""
+"""Longer than any time: the longest is 37 / 1.4e-45. Not infinity, which is NaN when multiplied by 0."""
 _BLOCK = 1024
 _STRETCH = 512
 _TOKENS_A_THREAD = 1 << 17

@@ -5,7 +5,7 @@ Row r of the step is row ``q = rows[r]`` of the masks; token v has bit ``v % 32`
     masked[r, t, v] = logits[r, t, v]    where the bit of v in masks[q, t] is 1
                     = -inf               elsewhere
 
-NaN and plus infinity stay, whether or not the token is allowed: they show that a row's state is damaged.
+NaN and plus infinity stay, whether or not the token is allowed, since they show that the row is damaged.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _BLOCK = 1024
 
 
 def num_words(vocab_size: int) -> int:
-    """Return the words in a mask of ``vocab_size`` tokens. Bits after the last token are ignored."""
+    """Return how many words a mask of ``vocab_size`` tokens has. Bits after the last token are ignored."""
     return -(-vocab_size // WORD_BITS)
 
 
@@ -44,7 +44,7 @@ def mask_tokens_reference(logits: Tensor, rows: Tensor, masks: Tensor) -> Tensor
     return torch.where(is_allowed | logits.isnan() | logits.isposinf(), logits, -torch.inf)
 
 
-# One program per 1,024 tokens of one position: 32 words, each read by 32 neighbours from the same cache line.
+# One program per 1,024 tokens of one position: 32 words, each read for 32 neighbouring tokens at once.
 @triton_jit
 def _mask_tokens_kernel(
     logits_ptr,

@@ -5,11 +5,12 @@ Row r of the step is row ``q = rows[r]`` of the tables, with ``L = num_computed[
 ``sampled[r, i]`` is the target model's choice of the token after position i, and ``tokens[q, i + 1]`` is the
 draft of the same token:
 
-    a           = 1 + (number of leading i in 1 … nd with tokens[q, i] == sampled[r, i - 1])
-    gained      = sampled[r, 0 … a-1], cut after the first one in stop_ids[q]
+    matches     = number of leading i in 1 … nd with tokens[q, i] == sampled[r, i - 1]
+    gained      = sampled[r, 0 … matches], cut after the first token in stop_ids[q]
+    a           = number of gained tokens
     known       = L + a + 1
     finite      = all is_finite[r, 0 … a-1]
-    done        = stopped, or known >= limit[q], or not finite
+    done        = the last gained token is in stop_ids[q], or known >= limit[q], or not finite
 
 A forced row (``forced[r] >= 0``: its prompt continues, nothing was sampled) gains only ``forced[r]``. It
 counts as finite, and this token can't stop the row. Then

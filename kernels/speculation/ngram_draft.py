@@ -127,8 +127,8 @@ def _look_up(known: list[int], min_n: int, max_n: int, budget: int) -> list[int]
 
 
 # One program per row. It goes through the history backwards, BLOCK places e at a time. Each place is
-# compared with the MAX_N newest tokens by MAX_N shifted loads; all loads after the first hit the L1 cache.
-# The program stops at the first block with a full match. Length and end are compared as one key, with the
+# compared with the MAX_N newest tokens in MAX_N shifted loads; all loads after the first hit the L1 cache.
+# The program stops at the first block with a full match. Length and place are compared as one key, with the
 # length in the higher bits. Barriers are needed where threads of the program read what other threads wrote
 # (the gained tokens), or write what other threads read (the budget).
 @triton_jit
@@ -221,7 +221,7 @@ def _occurs(token, stretch):
 
 @cpu_jit
 def _find_end(history, n, min_n, max_n):
-    """Return the end of the occurrence to draft from; 0 if there is none."""
+    """Return the place after the occurrence from which drafts are copied; 0 if there is none."""
     best_end, best_length, stop = 0, min_n - 1, n - 1
     while stop > 0 and best_length < max_n:
         start = max(0, stop - 256)

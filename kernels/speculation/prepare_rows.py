@@ -14,8 +14,8 @@ positions ``p = L + i``, i = 0 … T-1:
 A row that isn't active, such as padding, is zero in all outputs. A position after the block table's last
 column, or at a null block, has no place for its KV: it is mapped to 0, and no KV is written.
 
-No output may share memory with an input. In vllm 39809, the slots to read and the slots to write were one
-tensor, so a step read data that it had just written.
+No output may share memory with an input. In vllm#39809, the slots to read and the slots to write were
+one tensor, so a step read data that it had just written.
 """
 
 from __future__ import annotations

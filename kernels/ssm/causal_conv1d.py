@@ -2,7 +2,7 @@
 
     y_t = silu(bias + sum_k weight[:, k] * x_{t - (K - 1) + k})
 
-K is the number of taps, C the number of channels, R and S are numbers of rows, T of positions per decode row.
+K is the number of taps, C of channels, S of prefill rows, R of decode rows, T of positions per decode row.
 The state of a row is its last ``K - 1`` inputs; ``conv_state[slot, :, -1]`` is the newest of them. Inputs
 before the first token of a prompt are zero.
 
@@ -101,8 +101,8 @@ def _last_inputs(
 
 # Prefill: one program per (row, BLOCK_T tokens, BLOCK_C channels) tile; neighbouring programs have
 # neighbouring channels of a token. A program reads its tile once for each tap, K - 1 times from cache. It
-# does not stage the tile, since shifted views need no exchange between threads. The first tile of a row also
-# stores the row's state, since only this tile has read the old state.
+# does not load the tile once and shift it, since then threads would have to exchange elements. The first tile
+# of a row also stores the row's state, since only this tile has read the old state.
 @triton_jit
 def _convolve_tokens_kernel(
     x_ptr,
@@ -209,7 +209,7 @@ def _store_boundaries_kernel(
 
 # Decode: one program per (row, BLOCK_C channels) tile goes through the row's positions, with the window of
 # inputs under the taps in registers. The window is loaded before anything is stored, since one of the write
-# slots may be the read slot. It is shifted by selection along its axis of K elements, which one thread holds.
+# slots may be the read slot. One thread holds all K elements of a channel, so selection shifts the window.
 @triton_jit
 def _convolve_positions_kernel(
     x_ptr,
@@ -276,7 +276,7 @@ def prefill_tile_request(dtype: torch.dtype, taps: int) -> TileRequest:
 
 @functools.cache
 def decode_tile_request(dtype: torch.dtype, taps: int, positions: int) -> TileRequest:
-    """Request one channel per thread: at batch 1 only latency matters."""
+    """Request one channel per thread, since only latency matters for a batch of one row."""
     tiles = {"BLOCK_C": 128, "num_warps": 4}
     return TileRequest.of("causal_conv1d_update", tiles, dtype=dtype, taps=taps, positions=positions)
 

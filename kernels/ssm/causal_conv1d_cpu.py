@@ -4,7 +4,7 @@ Threads share the rows; inner loops run over adjacent channels. Input j of a row
 ``x[first + j * token_stride :]``; the inputs before the row are ``past``.
 
 Arrays are flat, with explicit strides if they may be views of wider ones; the last axis is contiguous. The
-carried state is float32; a state of another dtype is staged (kernels/ssm/staged_slots.py).
+carried state is float32; states of another dtype are copied to float32 and back (staged_slots.py).
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _convolve_rows(
             _convolve_token(x, r * row_stride, token_stride, past, taps, bias, i, y[r, i])
             out = y[r, i]
             for c in range(num_channels):
-                # np.divide, since the operator's check for a zero divisor would keep the loop scalar.
+                # np.divide, since numba's check of "/" for a zero divisor would keep the loop scalar.
                 out[c] = np.divide(out[c], np.float32(1) + exp_f32(-out[c]))
             if write_slots[r, i] != 0:
                 slot = state[write_slots[r, i] * slot_stride :]

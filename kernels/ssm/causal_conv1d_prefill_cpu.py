@@ -4,7 +4,7 @@ Threads share the channels, in blocks. Token after token, a vector of channels i
 is written once. Channels after the last whole vector are computed one by one.
 
 Arrays are flat, with explicit strides if they may be views of wider ones; the last axis is contiguous. The
-carried state is float32; a state of another dtype is staged (kernels/ssm/staged_slots.py).
+carried state is float32; states of another dtype are copied to float32 and back (staged_slots.py).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from kernels.cpu.vector import (
 )
 from kernels.ssm.staged_slots import StagedSlots
 
-_BLOCK_CHANNELS = 16  # a multiple of any vector's width: threads' shares don't change a channel's arithmetic
+_BLOCK_CHANNELS = 16  # a multiple of any vector's width, so that threads' shares don't change the arithmetic
 _GRAIN_ELEMENTS = 2**18  # outputs, about 100 µs
 
 _ZERO, _ONE = np.float32(0), np.float32(1)

@@ -22,7 +22,7 @@ class ReferenceRow:
     read_slot: int | None
     """None: the row starts from zeros."""
     stores: dict[int, int]
-    """Slots that receive the state, by the number of the row's tokens after which they receive it."""
+    """For each number of the row's tokens after which the state is stored: the slot that receives it."""
     grid: int = GRID_TOKENS
     """With a pool of 16 bits, the state is rounded after each multiple of this many tokens of the sequence,
     and where it is stored."""

@@ -31,7 +31,10 @@ def segments_of_row(row_starts_ptr, row, HAS_BOUNDARIES: tl.constexpr):
 
 @triton_jit
 def fill_padding_row(columns, stride, live_columns, start, end, CHUNK: tl.constexpr, BLOCK: tl.constexpr):
-    """Store zeros to outputs ``columns`` [BLOCK] of tokens ``start`` to ``end``, ``stride`` apart."""
+    """Store zeros to outputs ``columns`` [BLOCK] of tokens ``start`` to ``end``.
+
+    The outputs of two neighbouring tokens are ``stride`` apart.
+    """
     zeros = tl.zeros((CHUNK, BLOCK), columns.dtype.element_ty)
     for first in range(start, end, CHUNK):
         tokens = (first + tl.arange(0, CHUNK)).to(tl.int64)
@@ -62,7 +65,7 @@ def round_behind_chunk(
 
 @triton_jit
 def fill_padding_positions(outputs, stride, live, NUM_POSITIONS: tl.constexpr, BLOCK: tl.constexpr):
-    """Store zeros to ``outputs`` [BLOCK] of all positions of a decode row, ``stride`` apart."""
+    """Store zeros to ``outputs`` [BLOCK] of all positions of a decode row. Positions are ``stride`` apart."""
     for i in tl.static_range(NUM_POSITIONS):
         zeros = tl.zeros((BLOCK,), outputs.dtype.element_ty)
         tl.store(outputs + i * stride, zeros, mask=live)

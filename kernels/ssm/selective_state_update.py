@@ -58,7 +58,7 @@ def selective_state_update_reference(
     inputs = [t.flatten(0, 1) for t in (x, dt, B, C)]
     y = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
     for row in reference_decode_rows(read_slots, write_slots, seq_lens):
-        # Position by position: torch rounds the last elements of a tensor in another way than the others.
+        # Position by position, since torch rounds a tensor's last elements in another way than its others.
         places = (slice(i, i + 1) for i in range(row.tokens.start, row.tokens.stop))
         each = (reference_tokens((t[place] for t in inputs), A, D, dt_bias, dt_limit) for place in places)
         tokens = itertools.chain.from_iterable(each)
@@ -179,7 +179,8 @@ def _update_tiles_kernel(
 def tile_request(
     dtype: torch.dtype, state_dtype: torch.dtype, head_dim: int, state_dim: int, positions: int
 ) -> TileRequest:
-    """Request 2,048 elements of state per tile: a thread has 16 in flight, batch 1 has 4 programs per SM."""
+    """Request tiles of 2,048 state elements, so that a thread has 16 elements in flight, and a batch of one
+    row has 4 programs per SM."""
     block_p = min(triton.next_power_of_2(head_dim), max(1, 2048 // triton.next_power_of_2(state_dim)))
     return TileRequest.of(
         "selective_state_update",

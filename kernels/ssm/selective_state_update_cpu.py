@@ -136,10 +136,11 @@ def _time_step(dt, dt_limit):
 
 @cpu_jit
 def scan_steps(dt, dt_bias, A, dt_limit, step, decay, begin, end):
-    """Compute ``step`` and ``decay`` ``[H, n]`` of heads ``begin : end`` of a prompt, as for decode rows.
+    """Compute ``step`` and ``decay`` ``[H, n]`` (heads, tokens) of heads ``begin : end`` of a prompt.
 
-    This works element by element: torch's vectorized functions round the last elements of a tensor in another
-    way, so that a token's bits would depend on the other rows of the batch.
+    The formulas are those for decode rows. They are computed element by element: torch's vectorized functions
+    round the last elements of a tensor in another way, so that a token's bits would depend on the other rows
+    of the batch.
     """
     for h in range(begin, end):
         for t in range(dt.shape[0]):
@@ -154,7 +155,7 @@ def update_heads(
 ):  # fmt: skip
     """Update states. Item ``r * H + h`` stands for all positions of head h of decode row r.
 
-    ``shape`` is T, H, P, G, N; y is flat.
+    ``shape`` is T, H, P, G, N as in selective_state_update.py; y is flat.
     """
     by_chance, layer_seed, first_head = rounding
     num_positions, num_heads, head_dim, num_groups, width = shape

@@ -83,15 +83,16 @@ def ssd_chunk_scan_reference(
 #   | within it, as in flash attention; then the state     |                       |
 #
 # The state, [N, BLOCK_P] in float32, stays in registers from a row's first token to its last: it is read and
-# written once. A workspace of states between chunks would take several times the traffic of x and y. Heads
-# and BLOCK_P fill the GPU instead of chunks. GEMMs take the inputs' dtype and accumulate in float32; float32
-# is passed as three TF32 terms, since one term would keep 10 bits. C B^T is the same for all heads of a group
-# but is computed for each head: from cache, on tensor cores that have time for it.
+# written once. A workspace of states between chunks would take several times the traffic of x and y. Programs
+# for heads and blocks of channels fill the GPU, without programs for chunks. GEMMs take the inputs' dtype and
+# accumulate in float32; float32 is passed as three TF32 terms, since one term would keep 10 bits. C B^T is
+# the same for all heads of a group but is computed for each head: from cache, on tensor cores that have time
+# for it.
 #
-# A state can be stored only at the end of a chunk, so chunks are counted from the last boundary: the first
+# A state can be stored only at the end of a chunk, so chunks are counted from the last boundary. The first
 # launch treats segments (boundaries.py) as rows, the second goes through a row's segments. For a pool of 16
-# bits, chunks are counted from the sequence's first token, so that they end where the state is rounded:
-# ``offset`` tokens of a segment's first chunk are before the segment.
+# bits, chunks are counted from the sequence's first token, so that they end where the state is rounded. Then
+# the first ``offset`` tokens of a segment's first chunk are before the segment.
 
 
 @triton_jit
@@ -212,7 +213,7 @@ def _scan_rows_kernel(
             total = tl.load(sums + tl.minimum(first + CHUNK, end) - 1)
             scores = tl.dot(C, tl.trans(B), input_precision=PRECISION)
             # Masked before the exponential: for later keys it would overflow. For queries after the end it
-            # still may, but these are not stored.
+            # still may overflow, but their results are not stored.
             lag = tl.where(causal & live[None, :], decay[:, None] - decay[None, :], float("-inf"))
             scores = scores * tl.exp(lag) * step[None, :]
             y = tl.dot(C, h.to(C.dtype), input_precision=PRECISION) * tl.exp(decay)[:, None]
@@ -236,7 +237,10 @@ def _scan_rows_kernel(
 
 @functools.cache
 def tile_request(dtype: torch.dtype, head_dim: int, state_dim: int) -> TileRequest:
-    """Request tiles for which state, scores and outputs stay in registers. float32 takes three terms each."""
+    """Request tiles for which state, scores and outputs stay in registers.
+
+    Tiles of float32 are smaller, since each of its operands becomes three TF32 terms.
+    """
     exact, block_p = dtype == torch.float32, max(16, triton.next_power_of_2(head_dim))
     return TileRequest.of(
         "ssd_chunk_scan",

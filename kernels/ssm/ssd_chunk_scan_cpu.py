@@ -2,12 +2,13 @@
 
     h_t = decay_t h_{t-1} + step_t x_t B_t^T,    y_t = h_t C_t + D x_t
 
-First a head's state ``[P, N]`` is transposed to ``[N, P]``. Four of these N rows, two vectors wide, stay in
-registers during 64 tokens. Vectors run along P, so B and C are broadcast, B and C of a group are packed once
-for all its heads, and no sum runs across a vector. This takes 3 operations per vector, token and row, at the
-full speed of the FMA units. Every token and element takes the same operations in the same order, however the
-prompt is cut into chunks. A state of 16 bits is rounded after every GRID_TOKENS tokens of its sequence, in
-registers and in the pool, and at the end of a row, so cuts at these places change nothing either.
+First a head's state ``[P, N]`` (channels, state columns) is transposed to ``[N, P]``. Four of these N rows,
+two vectors wide, stay in registers during 64 tokens. Vectors run along P, so B and C are broadcast, and no
+sum runs across a vector. B and C of a group are packed once for all its heads. This takes 3 operations per
+vector, token and row, at the full speed of the FMA units. Every token and element takes the same operations
+in the same order, however the prompt is cut into chunks. A state of 16 bits is rounded after every
+GRID_TOKENS tokens of its sequence, in registers and in the pool, and at the end of a row, so cuts at these
+places change nothing either.
 
 Arrays are flat, with explicit strides if they may be views of wider ones; the last axis is contiguous.
 """
@@ -152,7 +153,7 @@ def _store_outputs(tile_y, num_tokens, count, y, offset, stride):
 
 @cpu_jit
 def round_columns(state, h, p, width, by_chance, key):
-    """Round h's columns, which are rows of the state from p on, as the pool stores them."""
+    """Round h's columns to numbers that the pool can store. They are the rows of the state from p on."""
     w = lanes()
     for n in range(width):
         o, e = n * 2 * w, p * width + n
@@ -190,7 +191,8 @@ def scan_heads(
 ):  # fmt: skip
     """Scan all rows of a prefill batch, in order, so that a row may start where an earlier row ended.
 
-    Items ``begin : end`` are heads. step and decay are ``[H, num_tokens]``; y must be zero at first.
+    Items ``begin : end`` are heads. step and decay are ``[H, num_tokens]`` for H heads; y must be zero at
+    first.
     """
     num_heads, tile, (by_chance, layer_seed, first_head) = step.shape[0], 2 * lanes(), rounding
     most = min(_PASS_TOKENS, step.shape[1])

@@ -32,6 +32,6 @@ class StagedSlots:
         return cls(staged, numbers[:num_rows], numbers[num_rows:].view(write_slots.shape))
 
     def scatter(self, pool: torch.Tensor, write_slots: torch.Tensor) -> None:
-        """Store the states that the step wrote, of all ``write_slots`` except null, in the pool's dtype."""
+        """Copy the states that the step wrote to ``write_slots`` of the pool, except to the null slot."""
         written = write_slots != 0
         pool[write_slots[written]] = self.pool[self.write_slots[written]].to(pool.dtype)

@@ -64,8 +64,8 @@ def blocks(build: Builder) -> Iterator[Block]:
 def mtp_blocks(build: Builder) -> Iterator[Block]:
     """Yield the sublayers of the MTP layer, which are like layers of the model.
 
-    One set of sublayers is looped. A checkpoint with a set for each prediction is refused: looping the first
-    set would compute a different model.
+    The one set of sublayers runs once for each draft. A checkpoint with a set for each prediction is refused:
+    running its first set again would compute a different model.
     """
     mtp = build.config.require_mtp()
     further = f"layers.{len(mtp.layer_types)}.enorm.weight"

@@ -6,7 +6,8 @@
     o_t                = S_t q'_t
     out                = out_proj(rms_norm over heads(o) * silu(z))
 
-g = -exp(A_log) softplus(a + dt_bias), beta = sigmoid(b), q' and k' are scaled to length 1; see
+u is the layer's input, g = -exp(A_log) softplus(a + dt_bias), beta = sigmoid(b). k' is k scaled to length 1,
+and q' is q scaled to length 1 / sqrt(key channels of a head); see
 :mod:`kernels.gated_delta.gated_delta_update`. In decode rows the recurrence is computed position by position,
 in prefill rows in chunks. Rows of both kinds read their first state from the caches and store new states
 there.
@@ -115,7 +116,7 @@ class GatedDeltaNet:
     ) -> Tensor:
         """Run ``1 + k`` positions of each row and store the state after each position.
 
-        Returns ``[R * T, value_size]``.
+        Returns ``[R * T, value_size]`` for R rows of T positions.
         """
         shape = rows.num_rows, rows.num_positions
         vqk = causal_conv1d_update(

@@ -2,7 +2,7 @@
 
 | `interleaved` | tensors and the order of their outputs |
 |---|---|
-| yes (Qwen3-Next) | `in_proj_qkvz`: q, k, v, z of the first key head, then of the second, …; `in_proj_ba` |
+| yes (Qwen3-Next) | `in_proj_qkvz`: q, k, v, z of key head 0, then of key head 1 …; `in_proj_ba` likewise |
 | no (Qwen3.5) | `in_proj_qkv`: q, k, v of all heads; `in_proj_z`; `in_proj_b`; `in_proj_a` |
 
 In v, z, b and a, each key head has the rows of its value heads, one after the other. This module makes two

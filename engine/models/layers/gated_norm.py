@@ -6,7 +6,7 @@
 | `norm_first` | ``norm(y) * silu(z)`` |
 | `gate_alone` | ``y * silu(z)`` |
 
-norm(u) = u / sqrt(mean over its group of u^2 + eps) * weight
+norm(u) = u / sqrt(mean of u^2 over the channel's group + eps) * weight
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A linear layer, optionally followed by the activation of a feed-forward layer.
 
 On CPU in float32 the weight is packed for :mod:`kernels.linear.packed_linear` and kept only in that layout.
-Otherwise the weight stays as it was loaded, and torch multiplies. A quantised weight stays so on all devices
-(:mod:`kernels.linear.quantized_linear`).
+Otherwise the weight stays as it was loaded, and torch multiplies. A quantised weight stays quantised on all
+devices (:mod:`kernels.linear.quantized_linear`).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     x, B, C    = silu(causal_conv(xBC))
     h_t        = exp(A dt_t) h_{t-1} + dt_t x_t B_t^T          A = -exp(A_log); dt passes softplus
     y_t        = h_t C_t + D x_t
-    out        = out_proj(group_rms_norm(y * silu(z)))
+    out        = out_proj(group_rms_norm(y * silu(z)))        or another order of norm and gate: gated_norm.py
 
 In decode rows the recurrence is computed position by position, in prefill rows in chunks. Rows of both kinds
 read their first state from the caches and store new states there.
@@ -114,7 +114,7 @@ class MambaMixer:
     ) -> Tensor:
         """Run ``1 + k`` positions of each row and store the state after each position.
 
-        Returns ``[R * T, d_inner]``.
+        Returns ``[R * T, d_inner]`` for R rows of T positions.
         """
         config = self.config
         shape = (rows.num_rows, rows.num_positions)

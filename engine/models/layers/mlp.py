@@ -20,7 +20,8 @@ class MlpNames:
     """A family's names of the projections."""
 
     inputs: tuple[str, ...]
-    """A gated layer has the names of gate and up, or one name of a tensor that holds first gate, then up."""
+    """A gated layer has the names of gate and up, or one name of a tensor that holds first gate, then up. Any
+    other layer has the name of up."""
     output: str = "down_proj"
 
 

@@ -91,7 +91,7 @@ class Moe:
                 f"{prefix}fc2_latent_proj",
                 hidden_size,
                 size,
-                bias=config.bias and tp.rank == 0,  # each rank applies fc2 to its summand, one adds bias
+                bias=config.bias and tp.rank == 0,  # all ranks apply fc2 to their summands, one adds the bias
             )
         self.sharing = tp.experts
         self.num_experts = config.num_experts
@@ -129,7 +129,7 @@ class LoopedExperts:
         self.down = [Linear(weight) for weight in down]
 
     def forward(self, x: Tensor, expert_ids: Tensor, expert_weights: Tensor) -> Tensor:
-        """Compute ``sum_k weight_k expert_k(x)`` for ``x[n, size]``, ids and weights ``[n, k]``."""
+        """Compute ``sum_j weight_j expert_j(x)`` for x ``[n, size]``, ids and weights ``[n, k]``."""
         num_tokens, k = expert_ids.shape
         if num_tokens == 1:  # batch 1: nothing to sort or gather
             outputs = torch.cat([self._expert(expert, x) for expert in expert_ids[0].tolist()])
