@@ -29,7 +29,7 @@ class Health:
         health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
 
     def add_service(self, name: str) -> None:
-        """Adds a service that has the server's health. Call this before :meth:`set`."""
+        """Adds a service. Its health is always that of the server. Call this before :meth:`set`."""
         self._services.append(name)
 
     async def set(self, state: ServerState) -> None:

@@ -38,8 +38,8 @@ class SamplingParams:
     """Sampling parameters with the meaning that OpenAI's API and vLLM give them.
 
     Ranges are checked on construction, on both sides of the wire: :class:`InvalidRequestError` names the
-    parameter, its value and the limit. :meth:`check_vocabulary` checks token ids against the vocabulary,
-    since only a server knows its size.
+    parameter, its value and the limit. Token ids are checked later, by :meth:`check_vocabulary`, since this
+    class does not know the vocabulary's size.
     """
 
     max_tokens: int
