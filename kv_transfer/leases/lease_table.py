@@ -27,7 +27,7 @@ class Lease:
 
 
 class LeaseTable:
-    """The leases of one prefill server. ``epochs`` is the table's memory, int64, one cell per lease."""
+    """The leases of one lending server. ``epochs`` is the table's memory, int64, one cell per lease."""
 
     def __init__(self, epochs: NDArray[np.int64], *, ttl_s: float, clock: Callable[[], float]) -> None:
         self._epochs = epochs
@@ -70,7 +70,8 @@ class LeaseTable:
         return Lease(lease_id, int(self._epochs[lease_id]), request_id, expires_at)
 
     def end(self, lease_id: int, epoch: int) -> Lease | None:
-        """Ends a lease and increments its cell; None if it has already ended (a late or repeated message)."""
+        """Ends a lease and increments its cell. Returns None if the lease has already ended: then the message
+        that asked for the end came late or twice."""
         lease = self._find(lease_id)
         if lease is None or lease.epoch != epoch:
             return None

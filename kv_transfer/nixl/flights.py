@@ -88,7 +88,7 @@ class Flights:
         on_end: Callable[[TransferError | None], None],
         on_late: Callable[[], None],
     ) -> None:
-        """Posts a read by ``start``. A small read has often ended and been reported when this call
+        """Calls ``start``, which posts a read. A small read has often ended and been reported when this call
         returns."""
         self._last_news_s = time.monotonic()
         try:
