@@ -24,7 +24,7 @@ class RouterReading:
     """Share of the decode servers' places that are taken. Above 0.9, requests in routers wait for decode
     servers."""
     later_s: float = 0.0
-    """Mean time from a prompt's end to its first token."""
+    """Mean time from the end of a prompt's prefill to the first token."""
 
 
 @dataclass(frozen=True)
