@@ -63,7 +63,7 @@ class _Servicer(health.aio.HealthServicer):  # type: ignore[misc]
 
 
 async def watch_health(channel: grpc.aio.Channel) -> AsyncGenerator[bool, None]:
-    """Yields whether the server at the other end serves: first at once, then on every change.
+    """Yields at once, and then on every change, whether the server at the other end serves.
 
     Ends when the stream ends, for any reason. For a server without the health service it yields nothing.
     """

@@ -68,7 +68,7 @@ def is_of_another_site(method: str, header: Header, allowed: Container[str] = ()
     origin, site = header("origin"), header("sec-fetch-site")
     if (origin is None and site is None) or "*" in allowed or (origin is not None and origin in allowed):
         return False
-    if site is not None:  # set by the browser; no page can choose it
+    if site is not None:  # the browser sets this header; no page can
         return site not in OWN_SITES and not (origin is None and _is_link(method, header))
     return origin is None or not _is_own(origin, header("host"))
 

@@ -161,7 +161,7 @@ class RequestOutput:
     """Set in the last output of a request."""
     ticket: AnyTicket | None = None
     """The ticket for the state after all tokens except the last, if a finished request asked to keep its
-    state or if a request moves. If a moving request has not read its own ticket yet, it is this ticket."""
+    state or if a request moves. A request that moves before its own ticket is read returns its own ticket."""
 
     @property
     def num_logprobs(self) -> int:
@@ -294,7 +294,8 @@ class ServerStats:
     """Accepted drafts, counted in the same way."""
     leases_held: int = 0
     leases_ended: dict[str, int] = field(default_factory=dict)
-    """Leases since the start: read (``done``), given back (``ended``), or not read in time (``expired``)."""
+    """Leases since the start, by the reason of their end: read (``done``), given back or revoked (``ended``),
+    or not read in time (``expired``)."""
     transfers_in_flight: int = 0
     transfer_bytes: int = 0
     """Bytes read from other servers since the start."""

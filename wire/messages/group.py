@@ -53,7 +53,7 @@ class Refusal:
 class Wish:
     """The sender is in round ``number`` and has ``shape`` to compute.
 
-    No rank enters the next round before all ranks have sent their wishes for this one.
+    No rank enters the next round before all ranks have sent their wishes for round ``number``.
     """
 
     number: int

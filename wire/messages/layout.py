@@ -104,7 +104,7 @@ class Layout:
     def same_kind(self, other: Layout) -> bool:
         """Whether both layouts store an entry (a head, a channel) in the same form.
 
-        Each layout may hold other entries.
+        The two layouts may hold different entries.
         """
         return self.unit == other.unit and [_kind(one) for one in self.segments] == [
             _kind(one) for one in other.segments
