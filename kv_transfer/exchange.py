@@ -82,10 +82,10 @@ class StateExchange(TransferListener, SourceListener):
         self._num_published: dict[str, int] = {}  # published blocks of each prompt that is being computed
         self._feeds = ProgressFeeds(incarnation)
         self._failures = FailureCounts()
-        # Has all reasons from the start, so that its size never changes while another thread copies it.
+        # All reasons are keys from the start, so that the size never changes while another thread copies it.
         self._leases_ended: dict[str, int] = {"done": 0, "ended": 0, "expired": 0}
         self.peers = Peers(self._sink, self._failures, timeout_s=config.handshake_timeout_s)
-        """The servers that this one reads from. Lives on the event loop."""
+        """The servers that this one reads from. Used only on the event loop."""
         self._keeper = LeaseRenewer(self.peers)
         self._followers = Followers(self.peers, self._followed)
         follow = {FOLLOW.name: replies_handler(FOLLOW, self._feeds.follow)}

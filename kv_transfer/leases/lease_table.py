@@ -35,7 +35,7 @@ class LeaseTable:
         self._clock = clock
         self._free = list(range(len(epochs) - 1, -1, -1))
         self._leases: dict[int, Lease] = {}  # the soonest to expire comes first
-        self._open: dict[int, Lease] = {}  # leases of prompts still being computed; they do not expire
+        self._open: dict[int, Lease] = {}  # leases of prompts that are still computed; they do not expire
 
     def __len__(self) -> int:
         return len(self._leases) + len(self._open)

@@ -25,7 +25,7 @@ class _Feed:
 
 
 class ProgressFeeds:
-    """One feed per lease, from the early ticket to the lease's end. Lives on the event loop."""
+    """One feed per lease, from the early ticket to the lease's end. Used only on the event loop."""
 
     def __init__(self, incarnation: str) -> None:
         self._incarnation = incarnation

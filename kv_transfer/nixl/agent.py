@@ -76,7 +76,7 @@ class TransferAgent:
             raise TransferError(f"NIXL can't connect to the peer: {error}") from error
         try:
             return name.decode() if isinstance(name, bytes) else str(name)
-        except UnicodeDecodeError as error:  # NIXL takes any bytes for a name
+        except UnicodeDecodeError as error:  # NIXL accepts any bytes as a name
             with contextlib.suppress(*NIXL_ERRORS):
                 self._agent.remove_remote_agent(name)
             raise TransferError(f"the name in the peer's metadata isn't UTF-8: {name!r:.80}") from error

@@ -143,5 +143,5 @@ class Flights:
             error = TransferError(f"the read failed: the prefill server at {flight.peer.address} is gone")
             self._on_lost(flight.peer)
         flight.on_end(error)
-        flight.read.release()  # last: a request waits for the report above, and nobody waits for this
+        flight.read.release()  # last: a request waits for the report above, but nothing waits for this
         return True

@@ -45,7 +45,7 @@ class _Held:
 
 
 class LeaseRenewer:
-    """Renews the leases of tickets whose read has not ended. Lives on the event loop."""
+    """Renews the leases of tickets whose read has not ended. Used only on the event loop."""
 
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
