@@ -1,4 +1,4 @@
-"""The observations of a Prometheus histogram in a period. Pure."""
+"""The observations of a Prometheus histogram in a period. Does no I/O."""
 
 from __future__ import annotations
 

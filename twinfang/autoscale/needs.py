@@ -1,4 +1,4 @@
-"""Computes how many servers a pool needs for its load. Pure.
+"""Computes how many servers a pool needs for its load. Does no I/O.
 
 The arithmetic is that of ``twinfang plan`` (engine/cost/goodput.py), with measured times in place of computed
 step costs: prompts wait for a prefill server as in an M/G/1 queue, and the number of rows of a decode server

@@ -1,4 +1,4 @@
-"""The recent load of the pools, from their processes' metrics. Pure."""
+"""The recent load of the pools, from their processes' metrics. Does no I/O."""
 
 from __future__ import annotations
 

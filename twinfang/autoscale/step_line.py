@@ -1,4 +1,7 @@
-"""How the time between tokens depends on the rows of a decode step, estimated from measured points. Pure."""
+"""How the time between tokens depends on the rows of a decode step, estimated from measured points.
+
+Does no I/O.
+"""
 
 from __future__ import annotations
 

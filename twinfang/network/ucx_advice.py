@@ -1,5 +1,5 @@
-"""Finds what to set if UCX picked the wrong transport. Pure: it uses only the facts of both hosts and the
-picked transport."""
+"""Finds what to set if UCX picked the wrong transport. Uses only the facts of both hosts and the
+picked transport, and does no I/O."""
 
 from __future__ import annotations
 
