@@ -122,10 +122,10 @@ class DecodeService(EngineServer, ExchangeListener):
         return DrainNews(self._is_draining, self._incarnation)
 
     async def _let_go(self) -> bool:
-        """Ends all requests as ``moved``. Returns whether there were any.
+        """Ends all requests as ``moved``. Returns whether any request moves.
 
-        The output of each request says from where it can be continued. A server of both roles moves nothing,
-        since no other server could read from it.
+        If the state of a request was computed, its output has a ticket from which another server continues
+        it. A server of both roles moves nothing, since no other server could read from it.
         """
         if self._exchange is None or not self._streams:
             return False
@@ -145,7 +145,7 @@ class DecodeService(EngineServer, ExchangeListener):
     async def stream(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
         """Serves one router until it goes away; then cancels all its requests."""
         stream = RouterStream()
-        stream.tell(self._drain_news())  # draining may have begun or ended since the router asked
+        stream.tell(self._drain_news())  # draining may have begun or ended since the router's last call
         self._open_streams.add(stream)
         reader = asyncio.create_task(self._read(requests, stream, context))
         try:
@@ -164,7 +164,7 @@ class DecodeService(EngineServer, ExchangeListener):
                     message = decode_stream_request(data)
                 except TwinfangError as error:
                     tell_of_unreadable("Stream", context, error)
-                    if (request_id := submitted_id(data)) is not None:  # else it waits until its deadline
+                    if (request_id := submitted_id(data)) is not None:  # or its sender would wait in vain
                         stream.deliver([_refusal(request_id, error)])
                     continue
                 if isinstance(message, Submit):
@@ -303,8 +303,8 @@ class DecodeService(EngineServer, ExchangeListener):
             self._end(request_id)
 
     def _expire(self, request_id: str, timeout_s: float) -> None:
-        """Ends a request whose client waits no longer. If the router could not cancel the request, it gets
-        this error when its connection works again."""
+        """Ends a request whose client waits no longer. If the router could not cancel the request because its
+        connection is broken, it gets this error when the connection works again."""
         message = f"the request was not finished within the {timeout_s:.3g} s that were left for it here"
         self._deliver([_refusal(request_id, DeadlineError(message))])
         self._end(request_id)
@@ -373,7 +373,7 @@ class DecodeService(EngineServer, ExchangeListener):
 
     def _move_all(self) -> None:
         self._engine.move_all()
-        if self._exchange is not None:  # posted here, so that this runs before a later lease is followed
+        if self._exchange is not None:  # posted here: later leases are followed after this has run
             self._host.answer(self._exchange.stop_following)
 
     def _give_back(self, request: Request) -> None:
@@ -386,7 +386,7 @@ class DecodeService(EngineServer, ExchangeListener):
         if self._exchange is not None:
             for request in result.to_transfer:
                 self._exchange.read(request)
-            for request_id in result.to_give_up:  # others need the memory; a later reader prefills again
+            for request_id in result.to_give_up:  # other requests need the memory
                 self._exchange.end_lease(request_id)
             for request in result.kept:
                 is_awaited = request.finish_reason == "moved"
@@ -409,10 +409,10 @@ class DecodeService(EngineServer, ExchangeListener):
 
 
 def _scored_request(message: Submit) -> Request:
-    """Makes a request whose prompt is only scored, on a server of both roles.
+    """Makes a request whose prompt is only scored, on a server that computes prompts itself.
 
     The client wants only the prompt's log-probabilities, no answer. The request ends as on a prefill server,
-    with all but its last token computed. Raises :class:`InvalidRequestError` for a prompt without scores.
+    with all but its last token computed. Raises :class:`InvalidRequestError` if it can't be scored.
     """
     if message.ticket is not None or len(message.token_ids) < 2:
         raise InvalidRequestError(

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class EngineServerConfig:
-    """One prefill or decode server process."""
+    """The configuration of one prefill or decode server process."""
 
     engine: EngineConfig
     host: str
@@ -34,7 +34,7 @@ class EngineServerConfig:
     otlp_endpoint: str = ""
     """Base URL of the collector that gets the traces. Empty: the OTEL_* variables decide, if set."""
     advertise_host: str | None = None
-    """Host under which other servers reach this one; None takes ``host``."""
+    """Host at which other servers reach this one. None: ``host``."""
     transfer_deadline_s: float = 30.0
     """If none of a transfer's reads ends for this long, the transfer is given up and its destination is
     quarantined."""

@@ -1,7 +1,7 @@
 """Both sides of a server's handoff: its memory that other servers read, and its reads of their memory.
 
 Both services use this module. A prefill server leases prompts and reads the kept states of conversations; a
-decode server reads prompts and leases the states that it keeps.
+decode server reads prompts and moved requests, and leases the states that it keeps or that move.
 """
 
 from __future__ import annotations
@@ -75,17 +75,17 @@ class StateExchange(TransferListener, SourceListener):
             max_leases=self._engine.capacity.max_held + 1,
             other_ranks=self._other_ranks.memories(),
         )
-        # Only the engine's thread uses the next four.
+        # Only the engine's thread uses the next four fields.
         self._reading: dict[str, Request] = {}  # requests whose state is being read
         self._tickets: dict[str, AnyTicket] = {}  # tickets of the leases held, by request
         self._kept: set[str] = set()  # requests whose leases were made by `keep`; a reader may never come
         self._num_published: dict[str, int] = {}  # published blocks of each prompt that is being computed
         self._feeds = ProgressFeeds(incarnation)
         self._failures = FailureCounts()
-        # Has all reasons from the start: the dict's size never changes while another thread copies it.
+        # All reasons are keys from the start, so that the size never changes while another thread copies it.
         self._leases_ended: dict[str, int] = {"done": 0, "ended": 0, "expired": 0}
         self.peers = Peers(self._sink, self._failures, timeout_s=config.handshake_timeout_s)
-        """The servers that this one reads from. Lives on the event loop."""
+        """The servers that this one reads from. Used only on the event loop."""
         self._keeper = LeaseRenewer(self.peers)
         self._followers = Followers(self.peers, self._followed)
         follow = {FOLLOW.name: replies_handler(FOLLOW, self._feeds.follow)}
@@ -96,7 +96,8 @@ class StateExchange(TransferListener, SourceListener):
         return self._sink.knows(ticket.incarnation)
 
     def expect(self, ticket: AnyTicket) -> None:
-        """Keeps the ticket's lease alive until there is room to read it."""
+        """Keeps the ticket's lease alive until the read has ended, or until :meth:`forget` or
+        :meth:`decline` is called."""
         self._keeper.hold(ticket)
 
     def announce(self, ticket: AnyTicket) -> None:
@@ -107,7 +108,7 @@ class StateExchange(TransferListener, SourceListener):
         self._keeper.announce(ticket)
 
     def forget(self, ticket: AnyTicket) -> None:
-        """Stops renewing the ticket's lease: it will not be read here."""
+        """Stops renewing the ticket's lease: its state was read, or will not be read here."""
         self._keeper.let_go(ticket)
 
     def decline(self, ticket: AnyTicket) -> None:
@@ -193,7 +194,8 @@ class StateExchange(TransferListener, SourceListener):
         return len(self._tickets) > len(self._kept)
 
     def end_lease(self, request_id: str) -> bool:
-        """Ends one of our leases early; a late reader notices. False if the request has none."""
+        """Ends one of our leases early; its epoch tells a late reader. Returns False if the request has no
+        lease."""
         ticket = self._tickets.get(request_id)
         if ticket is None:
             return False
@@ -222,8 +224,8 @@ class StateExchange(TransferListener, SourceListener):
         )
 
     def _follow(self, request: Request, early: PartialTicket) -> None:
-        """Reads each block once it is computed. The whole ticket replaces the request's early one at the
-        end."""
+        """Reads each block once it is computed. At the end, the whole ticket replaces the request's early
+        ticket."""
         destination = Destination(
             block_ids=tuple(request.memory.block_ids),
             num_cached=len(request.memory.nodes),

@@ -81,8 +81,8 @@ class PrefillService(EngineServer, ExchangeListener):
         await self._exchange.close()
 
     async def drain(self) -> None:
-        """Waits until all prompts that were sent are computed and their states are read. Routers send no new
-        prompts."""
+        """Waits until all prompts that routers have sent are computed and their states are read. Routers send
+        no new prompts meanwhile."""
         give_up = time.monotonic() + DRAIN_S
         while await self._is_needed() and time.monotonic() < give_up:
             await asyncio.sleep(DRAIN_POLL_S)
@@ -138,7 +138,8 @@ class PrefillService(EngineServer, ExchangeListener):
     async def _usable(self, ticket: Ticket | None, message: PrefillRequest) -> Ticket | None:
         """Returns the ticket if the state that it names, kept for the beginning of the prompt, can be read.
 
-        None: the state can't be read, so the whole prompt is computed.
+        None: the whole prompt is computed, since the state can't be read or since the prompt's
+        log-probabilities are wanted.
         """
         if ticket is None or message.prompt_logprobs is not None:
             return None
@@ -175,7 +176,7 @@ class PrefillService(EngineServer, ExchangeListener):
             self._host.answer(self._answer, request.request_id, error)
 
     def _abandon(self, request_id: str) -> None:
-        """Stops computing a prompt that nobody will read, or ends its lease if that was granted already."""
+        """Stops computing a prompt that nobody will read. If the prompt is computed, ends its lease."""
         if self._engine.cancel(request_id) is None:
             self._exchange.end_lease(request_id)
 

@@ -15,8 +15,8 @@ from twinfang.flags.table import BUNDLED_MODEL
 
 
 def main() -> None:
-    """Compiles all kernels: an engine runs every kind of row when it starts. Three engines need every kernel:
-    one for prefill, one for both roles, and one that drafts."""
+    """Compiles all kernels by making engines. An engine that is made runs every kind of row that it may get.
+    Three engines together use every kernel: one for prefill, one for both roles, and one that drafts."""
     from engine.config import EngineConfig
     from engine.engine import Engine
 

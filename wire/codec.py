@@ -1,4 +1,4 @@
-"""Messages as frozen dataclasses, bytes as msgpack.
+"""Turns messages, which are frozen dataclasses, into msgpack and back.
 
 A message is sent as ``[protocol version, class name, [field values in order]]``. Fields at the end that have
 their default values are left out; in most messages, these are most fields. Field types are read from the
@@ -60,8 +60,9 @@ def decode(data: bytes, *expected: type[T]) -> T:
     """Returns the message in ``data``, which must have one of the ``expected`` classes.
 
     Raises :class:`WireError` for anything else: too long, not msgpack, another protocol version,
-    an unexpected class, a missing field, a value of the wrong type or out of its range. The error shows the
-    peer's value by :func:`brief`, since a deep value could cause a recursion error, and a long value would
+    an unexpected class, a missing field or a value of the wrong type. If the message class itself checks its
+    values, a value out of range raises the error of that check. The :class:`WireError` shows the peer's value
+    as :func:`brief` shortens it, since a deep value could cause a recursion error, and a long value would
     make a long message.
     """
     names = " or ".join(cls.__name__ for cls in expected)
@@ -87,7 +88,7 @@ def decode(data: bytes, *expected: type[T]) -> T:
 
 
 def brief(value: object) -> str:
-    """Returns a short text of a value for an error: two levels, a few items per level, long texts cut."""
+    """Returns a value as a short text for an error: two levels, a few items per level, long texts cut."""
     return _brief.repr(value)
 
 
@@ -211,7 +212,10 @@ def _maker(cls: type) -> Callable[..., Any]:
 
 
 def _right_as_is(hint: Any) -> frozenset[type]:
-    """Returns the types whose values fit ``hint`` unchecked. Most fields of most messages have one."""
+    """Returns the types whose values fit ``hint`` without a further check.
+
+    Most fields of most messages have such a type. For other fields the result is empty.
+    """
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
         return frozenset[type]().union(*map(_right_as_is, typing.get_args(hint)))
     return frozenset((hint,)) if hint in (int, str, bool, bytes, float, type(None)) else frozenset()
@@ -248,7 +252,8 @@ def _check_for(hint: Any) -> _Check:
 
 def _nested(cls: type) -> _Check:
     def check(value: Any, where: str) -> Any:
-        return (_decoders.get(cls) or _decoder(cls))(value, where)  # made when first needed: classes nest
+        # The decoder is made when it is first needed, since message classes may contain one another.
+        return (_decoders.get(cls) or _decoder(cls))(value, where)
 
     return check
 
@@ -319,10 +324,10 @@ def _sequence(item_hint: Any, kind: type) -> _Check:
 
 
 def _pairs(value: list[Any]) -> list[tuple[int, float]] | None:
-    """Returns log-probabilities, checked without a call per item, since an answer may have twenty per token.
+    """Returns the items of ``value``, checked without a call per item.
 
-    Returns None if any item does not have exactly these types. The general check then converts it or names
-    the error.
+    Such lists are log-probabilities, and an answer may have twenty of them per token. Returns None if any
+    item is not exactly an int and a float. The general check then converts this item or names the error.
     """
     try:
         pairs = [(i, number) for i, number in value if type(i) is int and type(number) is float]

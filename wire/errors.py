@@ -18,7 +18,7 @@ from typing import ClassVar, Literal, Self
 TransferFailure = Literal[
     "deadline", "peer_gone", "lease_ended", "handshake_refused", "ticket_refused", "digest"
 ]
-"""Why state was not handed over. Servers count their failures by these causes."""
+"""Why state was not handed over. Servers count failed transfers by these causes."""
 
 
 class TwinfangError(Exception):
@@ -33,7 +33,7 @@ class TwinfangError(Exception):
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
         self.message = message
-        """For the log and for operators."""
+        """For the log and for operators. Clients read :attr:`public`."""
         self.param = param
         self.where = ""
         """The servers where the error happened, for the log; empty if unknown."""
@@ -83,7 +83,7 @@ class ModelNotFoundError(InvalidRequestError):
 
 
 class UnknownIdError(InvalidRequestError):
-    """The address names a worker or a request that does not exist."""
+    """The URL's path names a worker or a request that does not exist."""
 
     http_status = 404
     code = "not_found"
@@ -97,7 +97,7 @@ class ConflictError(InvalidRequestError):
 
 
 class AdminTokenError(TwinfangError):
-    """A request for the admin API comes without its token."""
+    """A request to the admin API has no admin token, or a wrong one."""
 
     http_status = 401
     type = "invalid_request_error"
@@ -126,7 +126,7 @@ class AuthenticationError(InvalidRequestError):
 
 
 class PermissionDeniedError(InvalidRequestError):
-    """The request's API key does not allow what it asks for."""
+    """The request asks for something that its API key does not allow."""
 
     http_status = 403
     code = "permission_denied"
@@ -147,7 +147,8 @@ class OriginNotAllowedError(InvalidRequestError):
 
 
 class OverloadedError(TwinfangError):
-    """There is no room for the request now; it may be sent again after ``retry_after_s``."""
+    """There is no room now for the request or for its answer. It may be sent again after ``retry_after_s``
+    seconds."""
 
     http_status = 429
     type = "rate_limit_error"
@@ -159,7 +160,10 @@ class OverloadedError(TwinfangError):
 
 
 class UnavailableError(TwinfangError):
-    """No healthy server of a needed role can take the request."""
+    """A process that is needed can't be reached, is not ready or is about to stop.
+
+    To clients it usually means that no healthy server of a needed role can take the request.
+    """
 
     http_status = 503
     code = "no_server_available"
@@ -167,7 +171,7 @@ class UnavailableError(TwinfangError):
 
 
 class GroupLostError(TwinfangError):
-    """Another rank that this rank computes with is gone; nothing can be computed without it."""
+    """A rank that others compute with is gone or has failed; they can't compute anything without it."""
 
     http_status = 503
     code = "group_lost"
@@ -183,7 +187,8 @@ class DeadlineError(TwinfangError):
 
 
 class CancelledRequestError(TwinfangError):
-    """The request was given up: its client is gone, or its server lets its requests go."""
+    """The request was given up, for example because its client is gone or reads nothing, or because its
+    server moves its requests to other servers."""
 
     http_status = 499
     code = "cancelled"
@@ -201,7 +206,7 @@ class AbortedRequestError(TwinfangError):
 
 
 class ConfigError(TwinfangError):
-    """A process was configured with values that can't work together."""
+    """A setting is missing or invalid, contradicts another setting, or can't work on this machine."""
 
     code = "invalid_configuration"
     told_clients = "the server is not configured for this request; its log says what is missing"
@@ -214,7 +219,8 @@ class CapacityError(ConfigError):
 
 
 class ModelLoadError(ConfigError):
-    """A checkpoint is unreadable, of an unknown architecture, or lacks or misshapes a tensor."""
+    """A checkpoint can't be read or has an unknown architecture, or one of its tensors is missing or has the
+    wrong shape."""
 
     code = "model_load_failed"
 
@@ -245,7 +251,8 @@ class TransferError(TwinfangError):
 
 
 class HandshakeError(TransferError):
-    """Two servers disagree on model, layout or protocol; the message shows both values."""
+    """A server can't use another server's state: their models or memory layouts differ, or the other server
+    has restarted or can't be read. The message gives the values that differ."""
 
     code = "handshake_refused"
     cause = "handshake_refused"
@@ -259,7 +266,8 @@ class LeaseError(TransferError):
 
 
 class SanitizerError(TwinfangError):
-    """Blocks or state are damaged; the message says where, and which value was expected and found."""
+    """Blocks or state are damaged, or a step would use wrong memory. The message says where, and which value
+    was expected and found."""
 
     code = "state_corrupted"
     told_clients = "a server found the request's state damaged and ended it; send the request again"
@@ -278,9 +286,9 @@ def all_codes() -> list[str]:
 
 
 def error_from_code(code: str, message: str) -> TwinfangError:
-    """Makes again the error that another process raised and sent.
+    """Returns an error like the one that another process raised and sent.
 
-    An unknown code (a newer peer) becomes a plain :class:`TwinfangError`.
+    For an unknown code, which a newer peer may send, it is a plain :class:`TwinfangError`.
     """
     kinds = (cls for cls in _subclasses(TwinfangError) if cls.code == code)
     return next(kinds, TwinfangError)(message)

@@ -29,7 +29,7 @@ class Health:
         health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
 
     def add_service(self, name: str) -> None:
-        """Adds a service that has the server's health. Call this before :meth:`set`."""
+        """Adds a service. Its health is always that of the server. Call this before :meth:`set`."""
         self._services.append(name)
 
     async def set(self, state: ServerState) -> None:
@@ -63,7 +63,7 @@ class _Servicer(health.aio.HealthServicer):  # type: ignore[misc]
 
 
 async def watch_health(channel: grpc.aio.Channel) -> AsyncGenerator[bool, None]:
-    """Yields whether the server at the other end serves: first at once, then on every change.
+    """Yields at once, and then on every change, whether the server at the other end serves.
 
     Ends when the stream ends, for any reason. For a server without the health service it yields nothing.
     """

@@ -16,7 +16,8 @@ several messages."""
 class Outbox:
     """Waiting outputs. Each request's outputs keep their order; consecutive plain outputs become one output.
 
-    Nearly all outputs have only tokens, so plain outputs need no object of their own.
+    Plain outputs have only tokens. Nearly all outputs are plain, so to save time only their tokens are kept,
+    without an object for each output.
     """
 
     def __init__(self, outputs: Iterable[RequestOutput] = ()) -> None:

@@ -1,4 +1,4 @@
-"""Log lines that may come by the hundred: they are counted instead of written.
+"""Log lines that may come by the hundred: after the first line of a kind, lines are only counted.
 
     request 5f… : no_server_available: …                        the first of a kind, at once
     no_server_available: 214 more in the last 5 s; …            the count of further lines, while more come

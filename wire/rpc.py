@@ -1,7 +1,7 @@
 """gRPC methods of the servers, with msgpack messages instead of generated code.
 
 One table names every method, its request and its reply. From this table servers build generic handlers and
-clients build callables. Both sides validate received messages by :mod:`wire.codec`. An error on the server
+clients build callables. Both sides validate received messages with :mod:`wire.codec`. An error on the server
 is sent as :class:`ErrorReply` and raised again on the client.
 """
 
@@ -133,8 +133,8 @@ GET_PREFIXES = Method(SERVER_SERVICE, "GetPrefixes", GetPrefixes, PrefixNews)
 SET_DRAINING = Method(SERVER_SERVICE, "SetDraining", SetDraining, Empty)
 
 LONG_BYTES = 64 << 10
-"""Decoding a longer message takes longer than the event loop's other tasks should wait. Several may arrive in
-one turn of the loop, as with the prompts' log-probabilities of many choices."""
+"""Decoding a longer message takes longer than the event loop's other tasks should wait. Several long messages
+may arrive in one turn of the loop, for example the prompts' log-probabilities of many choices."""
 
 _reader = ThreadPoolExecutor(1, thread_name_prefix="long-messages")
 """Only one thread, since each further thread would take interpreter time from the event loop's thread."""
@@ -210,7 +210,8 @@ def replies_handler(
 
 
 def tell_of_unreadable(name: str, context: grpc.aio.ServicerContext[Any, Any], error: TwinfangError) -> None:
-    """Logs the sender of an unreadable message: it has another version, or isn't a part of Twinfang."""
+    """Logs the sender of an unreadable message. Most likely the sender has another version, or isn't a part
+    of Twinfang."""
     peer = unquote(context.peer())
     host = peer.rpartition(":")[0]  # without the port, which differs with each connection
     lines.write(logging.WARNING, f"{name} from {host}", "%s from %s: %s", name, peer, error)
@@ -263,7 +264,10 @@ async def call(channel: grpc.aio.Channel, method: Method, request: Any, *, timeo
 async def call_for_replies(
     channel: grpc.aio.Channel, method: StreamMethod, request: Any, *, timeout_s: float | None
 ) -> AsyncGenerator[Any, None]:
-    """Yields the replies of one call as they come. Raises what :func:`call` raises. Closing cancels it."""
+    """Yields the replies of one call as they come. Closing the generator cancels the call.
+
+    Raises the same errors as :func:`call`.
+    """
     replies: Any = channel.unary_stream(method.path)(encode(request), timeout=timeout_s)
     try:
         while (data := await replies.read()) is not grpc.aio.EOF:

@@ -34,7 +34,7 @@ DRAIN_S = 8.0
 requests or have taken the requests over."""
 DRAIN_POLL_S = 0.02
 STOP_GRACE_S = 2.0
-"""How long calls in progress may take after SIGTERM before they are cut."""
+"""How long calls in progress may take when the server stops, before they are cut."""
 
 
 class GrpcServer:
@@ -104,15 +104,17 @@ class GrpcServer:
         self.stop()
 
     def fail(self, fault: BaseException) -> None:
-        """Ends the process with ``fault``, or with the first of several faults. From any thread."""
+        """Ends the process with ``fault``, or with the first of several faults. May be called from any
+        thread."""
         self._fault = self._fault or fault
         self._loop.call_soon_threadsafe(self._stopping.set)
 
     async def wait_until_stopped(self, drain: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Returns after SIGTERM or SIGINT once calls have ended; raises the fault given to :meth:`fail`.
+        """Waits for SIGTERM, SIGINT, :meth:`stop` or :meth:`fail`, then ends calls and returns.
 
-        ``drain`` passes requests under way to other servers and ends calls that would never end by
-        themselves, such as streams. It is not called after a fault: there is nothing left to pass on.
+        Raises the fault given to :meth:`fail`. ``drain`` finishes requests under way or passes them to other
+        servers, and ends calls that would never end by themselves, such as streams. It is not called after a
+        fault: there is nothing left to pass on.
         """
         for signum in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(signum, self._stopping.set)

@@ -1,1 +1,1 @@
-"""The prefill side: leases end when they are read, given up or expired. Their epochs show readers the end."""
+"""The lending side: leases, and the epochs that show readers whether a lease has ended."""

@@ -27,7 +27,7 @@ class Lease:
 
 
 class LeaseTable:
-    """The leases of one prefill server. ``epochs`` is the table's memory, int64, one cell per lease."""
+    """The leases of one lending server. ``epochs`` is the table's memory, int64, one cell per lease."""
 
     def __init__(self, epochs: NDArray[np.int64], *, ttl_s: float, clock: Callable[[], float]) -> None:
         self._epochs = epochs
@@ -35,7 +35,7 @@ class LeaseTable:
         self._clock = clock
         self._free = list(range(len(epochs) - 1, -1, -1))
         self._leases: dict[int, Lease] = {}  # the soonest to expire comes first
-        self._open: dict[int, Lease] = {}  # leases of prompts still being computed; they do not expire
+        self._open: dict[int, Lease] = {}  # leases of prompts that are still computed; they do not expire
 
     def __len__(self) -> int:
         return len(self._leases) + len(self._open)
@@ -70,7 +70,8 @@ class LeaseTable:
         return Lease(lease_id, int(self._epochs[lease_id]), request_id, expires_at)
 
     def end(self, lease_id: int, epoch: int) -> Lease | None:
-        """Ends a lease and increments its cell; None if it has already ended (a late or repeated message)."""
+        """Ends a lease and increments its cell. Returns None if the lease has already ended: then the message
+        that asked for the end came late or twice."""
         lease = self._find(lease_id)
         if lease is None or lease.epoch != epoch:
             return None

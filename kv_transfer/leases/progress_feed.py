@@ -25,7 +25,7 @@ class _Feed:
 
 
 class ProgressFeeds:
-    """One feed per lease, from the early ticket to the lease's end. Lives on the event loop."""
+    """One feed per lease, from the early ticket to the lease's end. Used only on the event loop."""
 
     def __init__(self, incarnation: str) -> None:
         self._incarnation = incarnation
@@ -62,8 +62,8 @@ class ProgressFeeds:
         """Yields the blocks that are already full, further blocks as they become full, and at last the
         ticket.
 
-        One message may report the blocks of several steps. Raises :class:`LeaseError` if the lease ends
-        before the prompt is computed.
+        One message may report the blocks of several steps. Raises :class:`LeaseError` if the lease is unknown
+        or ends before the prompt is computed.
         """
         feed = self._feeds.get((message.lease_id, message.epoch))
         if feed is None or message.incarnation != self._incarnation:

@@ -1,4 +1,7 @@
-"""The prefill side of the handoff: memory that decode servers read under a lease."""
+"""The lending side of the handoff: memory that other servers read under a lease.
+
+Prefill servers lend computed prompts. Decode servers lend the states that they keep.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +75,7 @@ class SourceListener:
 
 
 class TransferSource:
-    """Owns the prefill server's leases and its NIXL agent. Methods are thread-safe.
+    """Owns a lending server's leases and the NIXL agent for them. Methods are thread-safe.
 
     ``introduction`` is the message that this server sends in a handshake; other servers reach it at
     ``address``. ``other_ranks`` is the memory of tensor-parallel ranks 1 and up, which hold shares of the
@@ -116,7 +119,7 @@ class TransferSource:
         return len(self._leases)
 
     def handshake(self, request: HandshakeRequest) -> HandshakeReply:
-        """Returns all that a decode server needs to read from here.
+        """Returns all that a reader needs to read from here.
 
         Raises :class:`HandshakeError` if the two servers may not share state.
         """
@@ -256,7 +259,8 @@ class TransferSource:
         self._last_news_s = time.monotonic()
 
     def _expect_reader(self) -> None:
-        """Expects reads for one time to live. A reader renews its lease before that time is over."""
+        """Expects reads for as long as one lease's time to live. A reader that needs longer renews its
+        lease before that time is over."""
         self._note_news()
         self._reader_until_s = self._last_news_s + self._lease_ttl_s
 

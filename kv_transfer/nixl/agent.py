@@ -48,7 +48,7 @@ NIXL_ERRORS = (
 
 TransferState = Literal["busy", "done", "failed"]
 Ranges = NDArray[np.uint64]
-"""``[n, 3]``: our address, the peer's address, bytes."""
+"""``[n, 3]``, one row per range: our address, the peer's address, bytes."""
 
 _STATES: dict[str, TransferState] = {"PROC": "busy", "DONE": "done", "ERR": "failed"}
 
@@ -76,7 +76,7 @@ class TransferAgent:
             raise TransferError(f"NIXL can't connect to the peer: {error}") from error
         try:
             return name.decode() if isinstance(name, bytes) else str(name)
-        except UnicodeDecodeError as error:  # NIXL takes any bytes for a name
+        except UnicodeDecodeError as error:  # NIXL accepts any bytes as a name
             with contextlib.suppress(*NIXL_ERRORS):
                 self._agent.remove_remote_agent(name)
             raise TransferError(f"the name in the peer's metadata isn't UTF-8: {name!r:.80}") from error
@@ -89,7 +89,7 @@ class TransferAgent:
             log.info("peer %s was already gone: %s", name, error)
 
     def read(self, peer: str, ranges: Ranges, *, local: Region, remote: Region) -> Read:
-        """Posts one READ of all ``ranges``. Raises :class:`TransferError` if NIXL can't.
+        """Posts one READ of all ``ranges``. Raises :class:`TransferError` if NIXL refuses it.
 
         ``local`` and ``remote`` give the kind of memory and the device of the addresses.
         """
@@ -138,7 +138,7 @@ class TransferAgent:
     ) -> Read:
         """Posts one READ from entries of ``remote`` to entries of ``local``.
 
-        Raises :class:`TransferError` if NIXL can't.
+        Raises :class:`TransferError` if NIXL refuses it.
         """
         try:
             handle = self._agent.make_prepped_xfer(

@@ -1,9 +1,9 @@
 """Turns block and slot ids of both sides into bounds-checked indices of descriptor lists. Pure arithmetic.
 
-A list names every piece of every unit (block or slot) of a pool. NIXL prepares the list once for each peer; a
-read then only names indices (measured: 5 to 50 µs instead of 80 to 250 µs for a read with its own
-descriptors). NIXL joins entries that are neighbours on both sides. Layouts name their axes, and nothing is
-inferred from a size.
+A list names every piece (:class:`kv_transfer.nixl.unit_cut.Piece`) of every block and slot. NIXL prepares the
+list once for each peer; a read then only names indices (measured: 5 to 50 µs instead of 80 to 250 µs for a
+read with its own descriptors). NIXL joins entries that are neighbours on both sides. Layouts name their axes,
+and nothing is inferred from a size.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from wire.messages.handoff import RankMemory, Region
 from wire.messages.layout import Layout
 
 Descriptors = NDArray[np.uint64]
-"""``[n, 2]``: address, bytes."""
+"""``[n, 2]``, one row per descriptor: address, bytes."""
 Indices = NDArray[np.int64]
 EPOCH_BYTES = 8
 MAX_DESCRIPTORS = 1 << 22
-"""Maximum length of one list: 96 MiB, more blocks than any server has. A peer could name any number."""
+"""Maximum number of descriptors of one pool or of an epoch table. They take 96 MiB. No server has so many
+blocks, but a peer could name any number."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,8 @@ def cells_of(epochs: Region) -> Descriptors:
 
 
 def own_list(ours: RankMemory, share: Share) -> Descriptors:
-    """Returns our side of what is read from one rank of a peer: pieces of all blocks, then of all slots."""
+    """Returns the descriptors of our memory for reads from one rank of a peer: pieces of all blocks, then of
+    all slots."""
     return np.concatenate(
         [
             local_descriptors(ours.kv_layout, ours.kv_region.address, share.block),
@@ -67,7 +69,7 @@ def own_list(ours: RankMemory, share: Share) -> Descriptors:
 
 
 def peer_list(theirs: RankMemory, share: Share) -> Descriptors:
-    """Like :func:`own_list`, on the peer's side."""
+    """Like :func:`own_list`, for the memory of the peer's rank."""
     return np.concatenate(
         [
             remote_descriptors(theirs.kv_layout, theirs.kv_region.address, share.block),

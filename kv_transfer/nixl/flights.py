@@ -88,7 +88,7 @@ class Flights:
         on_end: Callable[[TransferError | None], None],
         on_late: Callable[[], None],
     ) -> None:
-        """Posts a read by ``start``. A small read has often ended and been reported when this call
+        """Calls ``start``, which posts a read. A small read has often ended and been reported when this call
         returns."""
         self._last_news_s = time.monotonic()
         try:
@@ -143,5 +143,5 @@ class Flights:
             error = TransferError(f"the read failed: the prefill server at {flight.peer.address} is gone")
             self._on_lost(flight.peer)
         flight.on_end(error)
-        flight.read.release()  # last: a request waits for the report above, and nobody waits for this
+        flight.read.release()  # last: a request waits for the report above, but nothing waits for this
         return True

@@ -21,16 +21,17 @@ pause of 50 µs takes 120 µs on a busy machine."""
 FAST_S = 50e-6
 FAST_FOR_S = 5e-3
 SLOW_S = 1e-3
-"""Measured between two processes: with polls every 1 ms, a read whose target takes part (TCP, shared memory
-without CMA) takes at most 1 ms longer and keeps its bandwidth. A poll costs 4 to 40 µs."""
+"""Measured between two processes: if the lending process must take part in a read (TCP, shared memory without
+CMA) and polls every 1 ms, the read takes at most 1 ms longer and keeps its bandwidth. A poll costs 4 to 40
+µs."""
 
 LATE_S = 0.1
-"""Pause of a server that expects no read, while a read whose lease has expired may still arrive over a cut or
-slow link. The read's destination stays in quarantine until the read is answered."""
+"""Pause between the polls of a server that expects no read, while a read whose lease has expired may still
+arrive over a cut or slow link. The read's destination stays in quarantine until the read is answered."""
 LATE_FOR_S = 120.0
 """How long such a read may take: UCX gives up a cut link after the read's deadline, some 40 s."""
 IDLE_S = 1.0
-"""Pause of a server that expects nothing; it still notices peers that come or go."""
+"""Pause between the polls of a server that expects nothing. It still notices peers that come or go."""
 
 
 def poll_delay(quiet_s: float) -> float:
@@ -41,7 +42,7 @@ def poll_delay(quiet_s: float) -> float:
 def idle_delay(since_ended_s: float) -> float:
     """Like :func:`poll_delay`, for a time when no read is expected.
 
-    ``since_ended_s`` is the time since a read may have been cut off.
+    ``since_ended_s`` is the time since the last event that may have cut off a read, such as a lease's end.
     """
     return LATE_S if since_ended_s < LATE_FOR_S else IDLE_S
 

@@ -35,7 +35,7 @@ def whole(layout: Layout) -> Cut:
 
 
 def cut_unit(local: Layout, remotes: Sequence[Layout], *, rank: int) -> list[Cut]:
-    """Returns for each of the peer's ranks what our rank ``rank`` reads from it, for one unit.
+    """Returns the pieces of one unit that our rank ``rank`` reads from each of the peer's ranks.
 
     Raises :class:`HandshakeError` if the peer's ranks together lack a part of our unit.
     """
@@ -57,8 +57,8 @@ def cut_unit(local: Layout, remotes: Sequence[Layout], *, rank: int) -> list[Cut
 
 
 def _owner(segments: Sequence[Segment], entry: int, rank: int) -> tuple[int, int, int]:
-    """Returns the peer's rank that our ``rank`` reads an entry from, and what :func:`_find` returns for
-    it."""
+    """Returns the peer's rank from which our ``rank`` reads an entry, and the two values that :func:`_find`
+    returns for that rank's segment."""
     places = [(i, _find(segment, entry)) for i, segment in enumerate(segments)]
     held = [(i, *place) for i, place in places if place is not None]
     if not held:
@@ -81,7 +81,7 @@ def _find(segment: Segment, entry: int) -> tuple[int, int] | None:
 
 
 def _append(cut: list[Piece], piece: Piece) -> None:
-    """Appends the piece, or joins it with the last one if both sides are adjacent."""
+    """Appends the piece. If it follows the last piece directly on both sides, joins the two."""
     if cut:
         last = cut[-1]
         if (last.local + last.num_bytes, last.remote + last.num_bytes) == (piece.local, piece.remote):

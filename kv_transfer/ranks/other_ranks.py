@@ -18,7 +18,7 @@ START_TIMEOUT_S = 60.0
 
 
 class OtherRanks:
-    """The ranks from 1, if the server has several. Passes their reports about reads to ``take_report``."""
+    """The ranks from 1 up, if the server has several. Passes their reports about reads to ``take_report``."""
 
     def __init__(
         self,

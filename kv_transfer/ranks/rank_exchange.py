@@ -1,7 +1,8 @@
-"""The handoff on a tensor-parallel rank other than 0: peers read its memory, and it reads its share of
-peers'.
+"""The handoff on a tensor-parallel rank other than 0: peers read its memory, and it reads its share of the
+peers' memory.
 
-Rank 0 decides what is read when, and whether the data may be used; see :mod:`kv_transfer.reads.rank_readers`.
+Rank 0 decides what is read and when, and whether the data may be used; see
+:mod:`kv_transfer.reads.rank_readers`.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class RankExchange:
         link.send(RankServes(self._reader.memory))
 
     def takers(self) -> dict[type, Callable[[object], None]]:
-        """Returns a handler for each kind of message from rank 0; for :class:`RankWorker`."""
+        """Returns the handlers of rank 0's messages about the handoff, by class, for :class:`RankWorker`."""
 
         def on_thread(take: Callable[..., None]) -> Callable[[object], None]:
             return lambda message: self._thread.post(lambda: take(message))

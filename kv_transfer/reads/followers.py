@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class Followers:
-    """One task for each lease that is followed. Lives on the event loop.
+    """One task for each lease that is followed. Used only on the event loop.
 
     ``on_ticket`` is called when a request's prompt is computed, before the last part is read.
     """

@@ -45,7 +45,7 @@ class _Held:
 
 
 class LeaseRenewer:
-    """Renews the leases of tickets whose read has not ended. Lives on the event loop."""
+    """Renews the leases of tickets whose read has not ended. Used only on the event loop."""
 
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
@@ -83,7 +83,7 @@ class LeaseRenewer:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _renew_while_any(self) -> None:
-        """Renews leases that are due, until no lease is held: an idle server has no timer."""
+        """Renews leases that are due, and ends once no lease is held, so that an idle server has no timer."""
         loop = asyncio.get_running_loop()
         while self._held:
             self._joined.clear()

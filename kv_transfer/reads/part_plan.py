@@ -18,7 +18,7 @@ class Destination:
     block_ids: Sequence[int]
     """The blocks of the whole prompt, in order; empty if the model keeps no KV."""
     num_cached: int
-    """Number of blocks at the prompt's begin that already hold their content (from the prefix cache)."""
+    """Number of blocks at the start of the prompt that the prefix cache has already filled."""
     state_slot: int
     """Null if the model has no state."""
     block_size: int

@@ -1,4 +1,4 @@
-"""The interface of all that read a part of a transfer, and the reader for this process's share."""
+"""The interface of the objects that read a part of a transfer, and the reader for this process's share."""
 
 from __future__ import annotations
 
@@ -94,7 +94,8 @@ class OwnReader:
         return delay_s
 
     def close(self, thread: PollThread) -> None:
-        """Ends the transfer thread and releases all peers and the agent. Called from any other thread."""
+        """Ends the transfer thread and releases all peers and the agent. Must be called from another
+        thread."""
         thread.post(lambda: self.flights.drain(DRAIN_S))
         thread.stop()
         self.peers.remove_all()

@@ -36,7 +36,7 @@ between two tries: a server that has just come back must not be given up because
 
 
 class Peers:
-    """One channel per address, one handshake per incarnation. Lives on the event loop."""
+    """One channel per address, one handshake per incarnation. Used only on the event loop."""
 
     def __init__(self, sink: TransferSink, failures: FailureCounts, *, timeout_s: float) -> None:
         self._sink = sink

@@ -1,5 +1,5 @@
-"""The other tensor-parallel ranks of this server as readers. Rank 0 tells them what to read; they report
-back."""
+"""The other tensor-parallel ranks of this server as readers. Rank 0 tells them what to read, and they report
+how the reads ended."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RankReport = RankConnected | RankPartLate | RankPartEnded
 
 
 class RankReaders:
-    """The ranks from 1. Used on the transfer thread, except :meth:`take_report`.
+    """The ranks from 1 up. Used on the transfer thread, except :meth:`take_report`.
 
     ``post`` runs work on the transfer thread. ``forget`` is called for a peer that some rank can't read from
     any more.
@@ -89,7 +89,7 @@ class RankReaders:
             part.receiver.landed(None, ReadSize(report.num_bytes, report.num_descriptors))
             return
         cause = next((one for one in get_args(TransferFailure) if one == report.cause), None)
-        if cause == "peer_gone":  # so the next ticket of this peer causes a new handshake, on all ranks
+        if cause == "peer_gone":  # so that this peer's next ticket causes a new handshake, on all ranks
             self._forget(part.incarnation)
         part.receiver.landed(TransferError(report.error, cause=cause), NOTHING)
 

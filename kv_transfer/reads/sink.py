@@ -1,9 +1,8 @@
-"""The decode side of the handoff: reads a peer's blocks and state, and checks the data before anyone uses it.
+"""The reading side of the handoff: reads a peer's blocks and state, and checks the data before they are used.
 
 Other threads use this module to reach the transfer thread. The transfer thread runs
 :mod:`kv_transfer.reads.transfer` (one request's parts and their validation), :mod:`kv_transfer.nixl.flights`
-(reads under way), :mod:`kv_transfer.reads.epoch_check` (the epoch after the data, as the
-reader of a seqlock checks it) and
+(reads under way), :mod:`kv_transfer.reads.epoch_check` (which reads the lease's epoch after the data) and
 :mod:`kv_transfer.nixl.peer_memories` (the servers that can be read).
 """
 
@@ -30,7 +29,7 @@ from wire.messages.handoff import Done, HandshakeReply, HandshakeRequest, Ticket
 
 
 class TransferSink:
-    """Owns the decode server's transfers and its NIXL agent. Methods are thread-safe.
+    """Owns a reading server's transfers and the NIXL agent for them. Methods are thread-safe.
 
     ``introduction`` is the message that this server sends in a handshake. ``ranks`` are this server's other
     ranks; each of them reads its own share.
@@ -64,11 +63,11 @@ class TransferSink:
         self._rank_readers.take_report(rank, report)
 
     def knows(self, incarnation: str) -> bool:
-        """Whether the memory of this incarnation of a prefill server can be read."""
+        """Whether the memory of this incarnation of a lending server can be read."""
         return self._reader.peers.knows(incarnation)
 
     def add_peer(self, address: str, reply: HandshakeReply) -> None:
-        """Connects to a prefill server and reads once from it, so that no request waits for the first
+        """Connects to a lending server and reads once from it, so that no request waits for the first
         contact.
 
         Returns when both are done. Raises :class:`HandshakeError` if the two servers may not share state or
@@ -90,7 +89,7 @@ class TransferSink:
     # --- transfers -------------------------------------------------------------------------------
 
     def begin(self, request_id: str, incarnation: str, *, deadline_s: float) -> SinkTransfer:
-        """Returns a new transfer from that incarnation of a prefill server. It has read nothing yet.
+        """Returns a new transfer from the lending server with this ``incarnation``. Nothing is read yet.
 
         The caller must end the transfer by :meth:`SinkTransfer.finish` or :meth:`SinkTransfer.fail`. The
         listener is called at the end. If reads are under way and none of them ends for about ``deadline_s``

@@ -64,7 +64,8 @@ class TransferCounts:
     early_bytes: int = 0
     """The part of :attr:`bytes_read` that had landed before the prompt was computed."""
     num_parts: int = 0
-    """Parts that have landed, including those of transfers that failed later."""
+    """Reads of parts that have landed, including those of transfers that failed later. A part is several
+    reads if one of the two servers has several ranks."""
 
 
 @dataclass(frozen=True)

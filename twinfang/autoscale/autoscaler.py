@@ -44,7 +44,7 @@ class Pool:
     num_serving: int = 0
     said: tuple[str, int, int] | str = ""
     """The subject of the last line that was printed. The next line is printed only if the subject changes,
-    not if only numbers change."""
+    not if only the measured values in the line change."""
 
 
 class Autoscaler:
@@ -72,7 +72,7 @@ class Autoscaler:
     def _pool(self, source: PoolSource) -> Pool:
         config, target = self._config, None
         if source.deployment:
-            from twinfang.autoscale.scale_target import ScaleTarget  # it needs an optional package
+            from twinfang.autoscale.scale_target import ScaleTarget  # this module needs an optional package
 
             target = ScaleTarget(config.namespace, source.deployment, config.kubeconfig)
         return Pool(source, PageWindow(config.window_s), target, PoolHistory())
@@ -110,8 +110,9 @@ class Autoscaler:
         return bool(self.routers.changes())
 
     def _log_unread(self, found: list[Page | Unread]) -> None:
-        """Logs a page that can't be read only once, until its state or the reason changes. Without this limit
-        each starting pod would cause many lines, since it has an address before it listens."""
+        """Logs once that a page can't be read; again only for another reason, or if the page was read
+        meanwhile. Without this limit each starting pod would cause many lines, since it has an address before
+        it listens."""
         unread = {one for one in found if isinstance(one, Unread)}
         for one in sorted(unread - self._unread, key=lambda one: one.address):
             log.warning("can't read metrics of %s: %s", one.address, one.reason)

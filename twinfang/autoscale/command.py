@@ -34,7 +34,7 @@ def prepare(values: argparse.Namespace) -> Callable[[], None]:
         metrics_port=values.metrics_port or 0,
     )
     if config.namespace and config.kubeconfig is None:
-        from router.kubernetes.cluster import require_service_account  # it needs an optional package
+        from router.kubernetes.cluster import require_service_account  # needs an optional package
 
         require_service_account()
     return partial(_run, config)

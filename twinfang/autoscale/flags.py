@@ -1,4 +1,7 @@
-"""Flags that only ``twinfang autoscale`` has, and its groups; the others are in twinfang/flags/table.py."""
+"""Flags that only ``twinfang autoscale`` has, and its groups of flags.
+
+All its other flags are in twinfang/flags/table.py and twinfang/flags/router.py.
+"""
 
 from __future__ import annotations
 

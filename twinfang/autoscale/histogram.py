@@ -1,4 +1,4 @@
-"""The observations of a Prometheus histogram in a period. Pure."""
+"""The observations of a Prometheus histogram in a period. Does no I/O."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Histogram:
 
     @classmethod
     def of(cls, cumulative: Mapping[float, float], total: float) -> Histogram:
-        """Makes a histogram from a page's cumulative counts: how many observations were at most each
-        bound."""
+        """Makes a histogram from a page's cumulative counts. ``cumulative`` gives for each bound the number
+        of observations that were not above it, and ``total`` is the sum of all observations."""
         bounds = tuple(sorted(cumulative))
         below = (0.0, *(cumulative[bound] for bound in bounds))
         counts = tuple(max(0.0, high - low) for low, high in pairwise(below))
@@ -84,6 +84,7 @@ def added(histograms: list[Histogram]) -> Histogram:
     if not filled:
         return Histogram()
     bounds = filled[0].bounds
-    alike = [one for one in filled if one.bounds == bounds]  # two versions in a pool: only the first counts
+    # Servers of another version may have other bounds; their histograms are left out.
+    alike = [one for one in filled if one.bounds == bounds]
     counts = tuple(sum(parts) for parts in zip(*(one.counts for one in alike), strict=True))
     return Histogram(bounds, counts, sum(one.total for one in alike))

@@ -44,7 +44,7 @@ class Page:
         return cls(address, read_s, samples)
 
     def sum(self, name: str, **labels: str) -> float:
-        """Adds all samples that have these labels, and possibly others."""
+        """Returns the sum of all samples that have at least these labels."""
         return sum(value for series, value in self.samples.items() if _has(series, name, labels))
 
     @property

@@ -1,7 +1,8 @@
-"""Computes how many servers a pool needs for its load. Pure.
+"""Computes how many servers a pool needs for its load. Does no I/O.
 
 The arithmetic is that of ``twinfang plan`` (engine/cost/goodput.py), with measured times in place of computed
-step costs: prompts queue before a prefill server as in M/G/1, rows of a decode server are Poisson.
+step costs: prompts wait for a prefill server as in an M/G/1 queue, and the number of rows of a decode server
+is Poisson distributed.
 """
 
 from __future__ import annotations
@@ -97,8 +98,11 @@ def decode_need(
 
 
 def _fewest(work: float, runs: Sequence[tuple[float, float]], later_s: float, goals: Objectives) -> int:
-    """Returns the fewest prefill servers with which waits are short enough. ``work`` would keep that many
-    servers busy all the time."""
+    """Returns the smallest number of prefill servers with which waits are short enough.
+
+    ``work`` is the number of servers that the load would keep busy all the time. ``runs`` are run times of
+    prompts, each with its share of all prompts.
+    """
     mean = sum(run * share for run, share in runs)
     square = sum(run * run * share for run, share in runs)
     rests = [(goals.ttft_s - later_s - run, share) for run, share in runs]

@@ -1,4 +1,4 @@
-"""Decides when a pool's size changes, from the number of servers that it needs. Pure.
+"""Decides when a pool's size changes, from the number of servers that it needs. Does no I/O.
 
 | servers | the pool |
 |---|---|

@@ -1,4 +1,4 @@
-"""The recent load of the pools, from their processes' metrics. Pure."""
+"""The recent load of the pools, from their processes' metrics. Does no I/O."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class RouterReading:
     """Share of the decode servers' places that are taken. Above 0.9, requests in routers wait for decode
     servers."""
     later_s: float = 0.0
-    """Mean time from a prompt's end to its first token."""
+    """Mean time from the end of a prompt's prefill to the first token."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,7 @@
-"""How the time between tokens depends on the rows of a decode step, estimated from measured points. Pure."""
+"""How the time between tokens depends on the rows of a decode step, estimated from measured points.
+
+Does no I/O.
+"""
 
 from __future__ import annotations
 
@@ -36,12 +39,12 @@ class StepLine:
         return self.fixed_s + self.row_s * rows
 
     def servers_each(self, rows: float, most_rows: float) -> float:
-        """Returns how many servers a request needs for an average of ``most_rows`` per server, if each server
-        runs ``rows`` now.
+        """Returns how many servers each request that runs now needs, if servers are to run ``most_rows`` rows
+        on average. Now they run ``rows`` rows.
 
-        With fewer servers, steps take longer and more requests run at a time; the tokens per second stay the
-        same. A guessed line is trusted only for shrinking: it must not promise that more servers have fewer
-        requests in total.
+        The tokens per second of all servers together must stay the same. With fewer servers, steps have more
+        rows and take longer, so more requests run at a time. A guessed line is trusted only for shrinking: it
+        must not promise that with more servers fewer requests run in total.
         """
         tokens_per_s = 1 / self.at(max(rows, 1.0))  # each step has at least one row
         found = tokens_per_s * self.at(max(most_rows, 1.0)) / most_rows
@@ -66,8 +69,8 @@ def step_line(points: Sequence[TpotPoint]) -> StepLine | None:
 
 
 def tpot_rows(tpot_s: float, points: Sequence[TpotPoint]) -> float:
-    """Returns the maximum number of rows of a step with which this objective is met; infinite if no point
-    sets a limit.
+    """Returns the maximum number of rows of a step with which the objective ``tpot_s`` is met; infinite if no
+    point sets a limit.
 
     Each point of r rows and time t bounds the result, whatever the line says: if the point meets the
     objective, the result is at least ``r * tpot_s / t`` rows; otherwise it is at most this number.

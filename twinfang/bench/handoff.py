@@ -156,7 +156,7 @@ class End(TransferListener):
         self._done.put((time.perf_counter() - self._started, result))
 
     def failed(self, fault: BaseException) -> None:
-        """Ends the transfer thread with its error."""
+        """Raises the fault, which ends the transfer thread."""
         raise fault
 
     def wait(self) -> tuple[float, TransferResult]:

@@ -24,7 +24,8 @@ def machine() -> dict[str, object]:
 
 
 def waited_s(pids: Iterable[int]) -> float:
-    """Returns how long all threads of these processes have so far been ready to run without a core."""
+    """Returns the seconds in which the processes' threads were ready to run but had no core, added up over
+    all threads."""
     files = [file for pid in pids for file in Path(f"/proc/{pid}/task").glob("*/schedstat")]
     return sum(int(file.read_text(encoding="ascii").split()[1]) for file in files) / 1e9
 

@@ -1,4 +1,4 @@
-"""The prefill side of the measured handoffs: a separate process that runs the functions it is sent."""
+"""The prefill side of the measured handoffs: a separate process that runs the functions sent to it."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Source(SourceListener):
         )
 
     def failed(self, fault: BaseException) -> None:
-        """Ends the transfer thread with its error."""
+        """Raises the fault, which ends the transfer thread."""
         raise fault
 
     def handshake(self, request: HandshakeRequest) -> HandshakeReply:

@@ -28,7 +28,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Row:
-    """Medians of one case."""
+    """Medians of one case, over the half of its rounds in which this process waited least for a core."""
 
     name: str
     num_bytes: int
@@ -47,7 +47,7 @@ class Row:
     is only one chunk."""
     behind_ratio: float | None
     best_raw_us: float
-    """The shortest times, which a busy machine changes less than medians."""
+    """The shortest time of all rounds. A busy machine changes it less than the median."""
     best_handoff_us: float
 
     @classmethod

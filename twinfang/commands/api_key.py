@@ -42,8 +42,8 @@ def _run(values: argparse.Namespace) -> None:
 
 
 def _append(path: Path, line: str) -> None:
-    """Appends ``line`` in a single write, so that two concurrent commands lose nothing. Only its owner can
-    read a new file."""
+    """Appends ``line`` in a single write, so that two concurrent commands lose nothing. Only the
+    owner of a new file can read it."""
     try:
         text = path.read_bytes() if path.exists() else b""
         start = "" if not text or text.endswith(b"\n") else "\n"

@@ -1,6 +1,6 @@
 """Reads a checkpoint's files into the page cache while the process still imports its modules.
 
-Importing torch takes about as long as reading some GB from a disk, but reads almost nothing from it. The
+Importing torch takes about as long as reading some GB from a disk, but the disk has almost no work then. The
 loader maps the files afterwards and finds them in the page cache, or at least partly read.
 """
 
@@ -12,8 +12,8 @@ import threading
 from pathlib import Path
 
 PIECE = 128 << 10
-"""Bytes in one request. If a request is larger than the device's read-ahead size, Linux reads only that size.
-It is at least this many bytes."""
+"""Bytes in one request. If a request is larger than the device's read-ahead size, Linux reads only as many
+bytes as this size. The read-ahead size is at least 128 KiB."""
 
 
 def read_ahead(model_dir: Path) -> threading.Thread | None:

@@ -1,7 +1,8 @@
 """``twinfang prefill``, ``decode`` and ``router``: one process each, in the foreground.
 
-Only this module builds configurations from flags. It imports torch only for the commands that need torch, and
-only after :func:`_make_idle_threads_sleep`, which has no effect once torch is loaded.
+Only this module builds the configurations of servers and routers from flags. It imports torch only for the
+commands that need torch, and only after :func:`_make_idle_threads_sleep`, which has no effect once torch is
+loaded.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ KIB = 1 << 10
 MIB = 1 << 20
 GIB = 1 << 30
 SHORTEST_LINK_TIMEOUT_S = 1.0
-"""With a shorter timeout, a link that lost a few packets would be taken for a cut link."""
+"""With a shorter timeout, UCX would give up a link that has only lost a few packets."""
 
 
 def prepare_prefill(values: argparse.Namespace) -> Callable[[], None]:
@@ -254,7 +255,7 @@ def _model_name(values: argparse.Namespace) -> str:
 
 
 def _served_models(values: argparse.Namespace) -> tuple[ModelSource, ...]:
-    """The models of a router. No other command may have several."""
+    """Returns the models of a router. Every other command has only one model."""
     from router.config import ModelSource
     from twinfang.flags.table import BUNDLED_MODEL
 
@@ -282,8 +283,8 @@ def _make_idle_threads_sleep() -> None:
     """Makes OpenMP's idle threads sleep. By default they spin for milliseconds after each parallel loop and
     wait for the next loop.
 
-    Spinning between two steps wastes CPU time. On cores that several servers share, the other servers lose
-    it.
+    Spinning between two steps wastes CPU time. If several servers share cores, the other servers lose this
+    time.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 

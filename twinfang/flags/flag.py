@@ -1,6 +1,6 @@
 """Command-line flags. Each is described once, and its value comes from one of three sources.
 
-    the command line  >  the environment variable TWINFANG_<FLAG>  >  the default
+    the command line, else the environment variable TWINFANG_<FLAG>, else the default
 
 This module checks each value alone. The configuration that is built from the values checks whether they fit
 together. An error is one line that names the flag, the value and what was expected.

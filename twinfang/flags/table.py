@@ -1,5 +1,8 @@
-"""Flags of all commands, except the router's (flags/router.py) and those that only ``autoscale`` has (its
-folder). The defaults repeat those of the configuration classes, which import torch; a test compares them."""
+"""Flags of the commands, except those of the router (flags/router.py), of ranks (flags/ranks.py) and those
+that only ``autoscale`` has (autoscale/flags.py).
+
+The defaults repeat those of the configuration classes, which import torch. A test compares both.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """``twinfang check-network``: reads another process's memory as servers do, and measures the time.
 
-One side lends memory (:func:`run_listener`, a :class:`TransferSource` behind the servers' handshake). The
-other side reads it (:func:`run_check`, a :class:`TransferSink`). During the check, UCX logs to a file; the
+One side lends memory: :func:`run_listener`, a :class:`TransferSource` with the handshake of a server. The
+other side reads it: :func:`run_check`, a :class:`TransferSink`. During the check, UCX logs to a file; the
 log shows which transport UCX picked.
 """
 
@@ -242,7 +242,8 @@ async def _check(peer: str, device: str, facts: HostFacts, log: Path) -> Report:
 
 
 class _Reader(TransferListener):
-    """Collects results of reads. After a fault no result comes, and the wait for it ends at its deadline."""
+    """Collects results of reads. After a fault of the transfer thread no result comes; :func:`_hand_over`
+    then waits in vain until its timeout."""
 
     def __init__(self) -> None:
         self.results: queue.SimpleQueue[TransferResult] = queue.SimpleQueue()

@@ -1,5 +1,5 @@
-"""Finds what to set if UCX picked the wrong transport. Pure: it uses only the facts of both hosts and the
-picked transport."""
+"""Finds what to set if UCX picked the wrong transport. Uses only the facts of both hosts and the
+picked transport, and does no I/O."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Advice:
     """One thing that is wrong or could be better, and its remedy."""
 
     is_problem: bool
-    """False for a hint: no setting can change it, or it may not be wrong."""
+    """False for a hint: something that no setting can change, or that may be intended."""
     text: str
     remedy: str
 

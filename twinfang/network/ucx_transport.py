@@ -73,7 +73,8 @@ class Transport:
 
     kind: Kind
     lanes: tuple[tuple[str, str], ...]
-    """``(transport, device)`` as UCX names them: ``("rc_mlx5", "mlx5_0:1")``."""
+    """The paths on which UCX moves the bytes, each as ``(transport, device)`` with UCX's names:
+    ``("rc_mlx5", "mlx5_0:1")``."""
     method: str
     """The method as UCX names it: ``zero-copy``, or ``software emulation`` if the peer's process takes
     part."""
@@ -174,7 +175,7 @@ def errors(log: str) -> list[str]:
 
 
 def _kind(lanes: tuple[tuple[str, str], ...]) -> Kind:
-    """Returns the slowest kind among several lanes, because that one limits the reads."""
+    """Returns the slowest kind among several lanes, because the slowest lane limits the reads."""
     kinds = {_KINDS.get(name, _KINDS.get(name.split("_")[0], "unknown")) for name, _ in lanes}
     for kind in ("TCP", "RDMA", "GPU", "shared memory"):
         if kind in kinds:

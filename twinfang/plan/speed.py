@@ -54,8 +54,8 @@ class SpeedQuestion:
         return cls(gpu, values.prompt_tokens, values.answer_tokens, objective, values.servers)
 
     def answer(self, config: EngineConfig, model: ModelConfig, cache_budget: int) -> SpeedPlan:
-        """Computes the plan for servers of this configuration, in both roles, with ``cache_budget`` bytes for
-        both pools.
+        """Computes the plan for prefill and decode servers of this configuration. Each server has
+        ``cache_budget`` bytes for its two pools together.
 
         Raises :class:`ConfigError` if prompt and answer exceed the context, and :class:`CapacityError` if a
         decode server does not fit.

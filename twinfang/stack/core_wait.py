@@ -33,7 +33,7 @@ def _waited_s(pid: int) -> dict[int, float]:
     scheduler/sched-stats)."""
     waited = {}
     for tid in _threads(pid):
-        with contextlib.suppress(OSError, IndexError):  # it has ended, or the kernel keeps no such figures
+        with contextlib.suppress(OSError, IndexError):  # the thread has ended, or the kernel counts no waits
             waited[tid] = int((PROC / f"{tid}/schedstat").read_text().split()[1]) * NANOSECONDS
     return waited
 

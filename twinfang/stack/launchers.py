@@ -21,7 +21,10 @@ class LeaderWorkerSet:
 
     @classmethod
     def find(cls, environment: Mapping[str, str]) -> LeaderWorkerSet | None:
-        """Raises :class:`ConfigError` for variables that are no numbers."""
+        """Returns the pod that the variables describe; None if this process is not in a LeaderWorkerSet.
+
+        Raises :class:`ConfigError` if a variable is not a number.
+        """
         if not environment.get("LWS_WORKER_INDEX"):
             return None
         index, num_pods = (_integer(environment, name) for name in ("LWS_WORKER_INDEX", "LWS_GROUP_SIZE"))
@@ -51,7 +54,10 @@ class Torchrun:
 
     @classmethod
     def find(cls, environment: Mapping[str, str]) -> Torchrun | None:
-        """Raises :class:`ConfigError` for variables that are no numbers."""
+        """Returns the process that the variables describe; None if torchrun did not start this process.
+
+        Raises :class:`ConfigError` if a variable is not a number.
+        """
         if not environment.get("RANK"):
             return None
         rank, world_size, local_rank = (

@@ -1,6 +1,6 @@
 """Finds out, from flags or from a launcher's variables, which host of a tensor-parallel server this host is.
 
-| who starts processes | says |
+| who starts processes | flags or variables |
 |---|---|
 | the command line | ``--node-rank``, ``--dist-init-addr`` |
 | LeaderWorkerSet | ``LWS_WORKER_INDEX``, ``LWS_GROUP_SIZE``, ``LWS_LEADER_ADDRESS`` |
@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 
 
 def find_nodes(values: argparse.Namespace, environment: Mapping[str, str]) -> Nodes:
-    """Raises :class:`ConfigError` for flags and variables that contradict one another."""
+    """Returns the number of this host, the number of hosts, and the store at which they meet.
+
+    Raises :class:`ConfigError` for flags and variables that are missing or contradict one another.
+    """
     from engine.group.nodes import ONE_NODE, Nodes
     from engine.group.store import GroupStore
 

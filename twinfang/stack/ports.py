@@ -50,8 +50,8 @@ def free_ports(count: int, host: str = LOOPBACK) -> list[int]:
 
 @contextmanager
 def ports_held(addresses: Iterable[str]) -> Iterator[None]:
-    """Holds these ports inside the block: no process gets them from :func:`free_ports`, even before our
-    server listens on them and while it restarts.
+    """Holds these ports inside the ``with`` statement, so that no process gets them from :func:`free_ports`
+    before our servers listen on them or while a server restarts.
 
     A socket that is bound but does not listen blocks every process that does not set SO_REUSEADDR; our
     servers set this option. On systems other than Linux the socket would block servers too, so no port is

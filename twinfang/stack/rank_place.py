@@ -1,9 +1,9 @@
 """Finds out, from flags or a launcher's variables, which data-parallel ranks of a decode server run here.
 
-| who starts processes | says | ranks of this process |
+| who starts processes | flags or variables | ranks of this process |
 |---|---|---|
-| the command line | ``--data-parallel-rank`` | that one |
-| LeaderWorkerSet | ``LWS_WORKER_INDEX``, ``LWS_GROUP_SIZE``, ``LWS_LEADER_ADDRESS`` | an equal part a pod |
+| the command line | ``--data-parallel-rank`` | this rank |
+| LeaderWorkerSet | ``LWS_WORKER_INDEX``, ``LWS_GROUP_SIZE``, ``LWS_LEADER_ADDRESS`` | its pod's equal part |
 | torchrun | ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``, ``MASTER_ADDR``, ``MASTER_PORT`` | one |
 | nobody | | all, on this host |
 
@@ -31,7 +31,7 @@ class RankPlace:
     first: int = 0
     count: int = 1
     address: str = ""
-    """The address of rank 0; empty if none is given, because rank 0 is on this host."""
+    """The address at which the ranks meet; empty if rank 0 is on this host, or if the ranks share nothing."""
     local_rank: int = 0
     port_offset: int = 0
     """Added to the ports of this process, because several processes are started with the same command
@@ -43,7 +43,10 @@ class RankPlace:
 
     @classmethod
     def find(cls, values: argparse.Namespace, environment: Mapping[str, str]) -> RankPlace:
-        """Raises :class:`ConfigError` for flags and variables that contradict one another."""
+        """Returns the ranks that this process runs.
+
+        Raises :class:`ConfigError` for flags and variables that are missing or contradict one another.
+        """
         size, rank = values.data_parallel_size, values.data_parallel_rank
         if size == 1:
             for flag, value in (("rank", rank), ("address", values.data_parallel_address)):

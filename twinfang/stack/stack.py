@@ -149,7 +149,7 @@ def _server(
     role, name = place.role, place.name
     arguments = ["prefill"] if role == "prefill" else ["decode", "--role", role]
     arguments += as_arguments((*_ENGINE_FLAGS, *_ROLE_FLAGS[role]), values)
-    arguments += ["--tensor-parallel", str(_tensor_parallel(role, values))]  # the last one counts
+    arguments += ["--tensor-parallel", str(_tensor_parallel(role, values))]  # overrides the same flag above
     arguments += place.arguments
     arguments += ["--threads", str(num_threads), "--host", LOOPBACK, "--port", str(port)]
     if role == "decode":

@@ -1,11 +1,12 @@
 """Detects a request that a page of another site made its visitor's browser send.
 
-Once a browser has loaded a page, the page's site can resolve its own name to 127.0.0.1 (DNS rebinding): the
-browser then takes our port for the page's origin. The name in ``Host`` shows this attack. A ``Host`` that is
-an address is safe, since an address can't be rebound.
+Once a browser has loaded a page, the page's site can resolve its own name to 127.0.0.1 (DNS rebinding). To
+the browser, our port then belongs to the page's own site. The name in ``Host`` shows this attack. A ``Host``
+that is an address is safe, since an address can't be rebound.
 
-For a page under its own name, a browser asks us first (CORS preflight) for most requests, but not for a POST
-without a Content-Type, an image or a script. ``Origin`` and ``Sec-Fetch-Site`` show these requests.
+Without DNS rebinding, our port is another site to the page. Before most requests, the browser then asks us
+whether they are allowed (CORS preflight). It does not ask before it sends a POST without a Content-Type or
+loads an image or a script. ``Origin`` and ``Sec-Fetch-Site`` show these requests.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from wire.http.authority import Authority
 ORIGIN = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<authority>.+)", re.IGNORECASE)
 DEFAULT_PORTS = {"http": 80, "https": 443}
 OWN_SITES = ("same-origin", "none")
-"""``none``: the user typed the address or chose a bookmark."""
+"""Values of ``Sec-Fetch-Site`` that no page of another site causes. ``none``: the user typed the address or
+chose a bookmark."""
 
 Header = Callable[[str], str | None]
 """Returns the value of a header, given its name in lower case. Several headers of that name become one value
@@ -60,18 +62,19 @@ class AllowedHosts:
 def is_of_another_site(method: str, header: Header, allowed: Container[str] = ()) -> bool:
     """Whether the request comes from a page whose origin is neither the port's own nor in ``allowed``.
 
-    ``*`` in ``allowed`` means all origins. A request that names no site is not from a browser.
+    ``*`` in ``allowed`` means all origins. A request with neither ``Origin`` nor ``Sec-Fetch-Site`` counts as
+    sent without a browser.
     """
     origin, site = header("origin"), header("sec-fetch-site")
     if (origin is None and site is None) or "*" in allowed or (origin is not None and origin in allowed):
         return False
-    if site is not None:  # set by the browser; no page can choose it
+    if site is not None:  # the browser sets this header; no page can
         return site not in OWN_SITES and not (origin is None and _is_link(method, header))
     return origin is None or not _is_own(origin, header("host"))
 
 
 def _is_link(method: str, header: Header) -> bool:
-    """Whether a user followed a link to here: the page with the link does not see the answer."""
+    """Whether a user followed a link to this port. The page with the link does not see the answer."""
     return (
         method in ("GET", "HEAD")
         and header("sec-fetch-mode") == "navigate"
@@ -80,7 +83,7 @@ def _is_link(method: str, header: Header) -> bool:
 
 
 def _is_own(origin: str, host: str | None) -> bool:
-    """Whether a page of ``origin`` came from the same host that it asks now.
+    """Whether a page of ``origin`` came from ``host``, to which its request was sent.
 
     A proxy that ends TLS in front of this port is unknown here, so a missing port means the default port of
     the origin's scheme.

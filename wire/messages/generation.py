@@ -12,7 +12,8 @@ from wire.messages.sampling_params import SamplingParams
 from wire.messages.traceparent import check_traceparent
 
 FinishReason = Literal["stop", "length", "cancelled", "error", "moved"]
-"""``moved``: this server gives the request up before its end. Another server can continue with ``ticket``."""
+"""``moved``: this server gives the request up before its end. Another server can continue it, with the state
+that :attr:`RequestOutput.ticket` names if there is one."""
 
 DrainState = Literal["serving", "draining", "drained"]
 """``draining``: the server gets no new requests; ``drained``: its earlier requests have ended as well."""
@@ -45,7 +46,8 @@ class PrefillRequest:
     cache_salt: str = ""
     """Only requests with the same salt share cached blocks and states."""
     resume: Ticket | None = None
-    """The state after the first part of the prompt, which a decode server keeps from an earlier answer."""
+    """The ticket for the state after the first part of the prompt. A decode server keeps this state from an
+    earlier answer."""
     traceparent: str = ""
     """The request's trace and parent span (:mod:`wire.messages.traceparent`); empty: none."""
 
@@ -74,8 +76,8 @@ class PrefillReply:
 class Submit:
     """A request for a decode server. Without a ticket the server computes the prompt itself.
 
-    A decode-only server takes a request without a ticket only if the prompt is one token long
-    (there is nothing to hand over); a server of both roles takes any request.
+    A decode server without local prefill takes a request without a ticket only if the prompt is one token
+    long: then there is nothing to hand over.
     """
 
     request_id: str
@@ -126,11 +128,12 @@ class RequestStats:
 
     queue_s: float = 0.0
     transfer_s: float = 0.0
-    """From when there was room and the prompt was prefilled (the later of both) until all data had landed."""
+    """Time until all data had landed. It begins when the request has room and its prompt is prefilled."""
     transfer_bytes: int = 0
     transfer_descriptors: int = 0
     first_token_s: float = 0.0
-    """From having room and state to the first token: the recompute of token N, or of the whole prompt."""
+    """Time until the first token. It begins when the request has room and the state that its ticket names has
+    been read. In this time token N is computed, or the whole prompt if there is no ticket."""
     cached_tokens: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
@@ -157,8 +160,8 @@ class RequestOutput:
     stats: RequestStats | None = None
     """Set in the last output of a request."""
     ticket: AnyTicket | None = None
-    """The ticket for the kept state of a finished request, if the request asked for it: all tokens except the
-    last. A request that is given up (``moved``) before it has read its ticket returns that ticket."""
+    """The ticket for the state after all tokens except the last, if a finished request asked to keep its
+    state or if a request moves. A request that moves before its own ticket is read returns its own ticket."""
 
     @property
     def num_logprobs(self) -> int:
@@ -185,8 +188,8 @@ class RequestOutput:
 class SetDraining:
     """Asks a server to take no new requests from now on, or to take them again.
 
-    The routers stop sending new requests; the server itself refuses none. A request that still arrives began
-    before its router knew, or no other server can continue it.
+    The routers stop sending new requests; the server itself refuses none. A request may still arrive: it
+    began before its router knew of the drain, or no other server can continue it.
     """
 
     is_draining: bool
@@ -212,7 +215,8 @@ class StepOutputs:
     """
 
     token_ids: dict[str, tuple[int, ...]]
-    """The tokens of plain outputs, by request. They come before the same request's ``outputs``."""
+    """The tokens of plain outputs (:attr:`RequestOutput.is_plain`), by request id. They come before the same
+    request's ``outputs``."""
     outputs: tuple[RequestOutput, ...] = ()
 
     def __len__(self) -> int:
@@ -281,7 +285,8 @@ class ServerStats:
     decode_tokens: int
     """Tokens sampled since the start."""
     quarantined_blocks: int
-    """Blocks that reads that were given up may still write to. They are free once no byte can land there."""
+    """Blocks in quarantine: a given-up read may still write to them. They are free once no byte can land
+    there."""
     quarantined_slots: int
     drafted_by_position: tuple[int, ...] = ()
     """Drafts tried since the start: item i counts the i-th draft (from 0) of all rows and steps."""
@@ -289,21 +294,23 @@ class ServerStats:
     """Accepted drafts, counted in the same way."""
     leases_held: int = 0
     leases_ended: dict[str, int] = field(default_factory=dict)
-    """Leases since the start: read (``done``), given back (``ended``), or not read in time (``expired``)."""
+    """Leases since the start, by the reason of their end: read (``done``), given back or revoked (``ended``),
+    or not read in time (``expired``)."""
     transfers_in_flight: int = 0
     transfer_bytes: int = 0
     """Bytes read from other servers since the start."""
     early_bytes: int = 0
     """The part of ``transfer_bytes`` that had landed before the prompt was prefilled."""
     transfer_parts: int = 0
-    """Parts of prompts that have landed since the start, including those of running and failed transfers."""
+    """Reads of parts of prompts that have landed since the start, including those of running and failed
+    transfers. A part is several reads if one of the two servers has several ranks."""
     transfer_failures: dict[str, int] = field(default_factory=dict)
     """Tickets since the start whose state did not arrive, by :data:`wire.errors.TransferFailure`."""
     queued_tokens: int = 0
     """Prompt tokens of waiting and running requests that are not computed or read yet."""
     drain: DrainState = "serving"
     num_routers: int = 1
-    """The routers whose streams a decode server has open."""
+    """Number of routers that have a stream open to a decode server."""
     prefix_version: int | None = None
     """Version of the prefixes that the cache can serve. A router that has this version need not ask again."""
 

@@ -10,7 +10,7 @@ class StepShape:
     """Sizes that determine a step's collectives. Ranks agree on the largest value of each size."""
 
     num_rows: int
-    """Decode rows, padded to a captured size. In a mixed step, only rows of ranks without prompts count."""
+    """Decode rows, padded to a captured size; 0 on a rank that runs a chunk of a prompt."""
     num_tokens: int
     """Positions of all rows; 0 if there is nothing to compute."""
     is_mixed: bool
@@ -53,7 +53,7 @@ class Refusal:
 class Wish:
     """The sender is in round ``number`` and has ``shape`` to compute.
 
-    No rank enters the next round before all ranks have sent this.
+    No rank enters the next round before all ranks have sent their wishes for round ``number``.
     """
 
     number: int
@@ -67,4 +67,4 @@ class Alive:
 
 @message
 class Leaving:
-    """The sender has nothing left to compute. It ends as soon as all ranks have sent this."""
+    """The sender has nothing left to compute. It ends as soon as all ranks have sent this message."""

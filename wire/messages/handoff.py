@@ -10,14 +10,15 @@ from wire.errors import WireError
 from wire.messages.layout import Layout
 
 MAX_RANKS = 64
-"""Tensor-parallel ranks of one server."""
+"""Maximum number of tensor-parallel ranks of one server."""
 
 Role = Literal["prefill", "decode", "both"]
 
 
 @message
 class Digests:
-    """Checksums of a ticket's blocks and state when it was granted (:mod:`engine.sanitizer.checksum`)."""
+    """Checksums of the blocks and state that a ticket names, computed when the ticket is made
+    (:mod:`engine.sanitizer.checksum`)."""
 
     blocks: tuple[int, ...]
     """One per block, over the tokens that the ticket covers."""
@@ -27,18 +28,18 @@ class Digests:
 
 @message
 class Ticket:
-    """All that a decode server needs to read one prompt's blocks and its state h(N-1) under a lease.
+    """All that a server needs to read one prompt's blocks and its state h(N-1) under a lease.
 
-    If the model has no attention layers, blocks are absent; if it has no recurrent layers, the state is.
+    A model without attention layers has no blocks, and a model without recurrent layers has no state.
     """
 
     request_id: str
     lease_id: int
-    """Index of the lease's cell in the prefill server's epoch table."""
+    """Index of the lease's cell in the lending server's epoch table."""
     epoch: int
     """Value of that cell while the lease lasts."""
     address: str
-    """gRPC address of the prefill server, ``host:port``."""
+    """gRPC address of the lending server, ``host:port``."""
     incarnation: str
     num_tokens: int
     """Tokens that blocks and state cover: N-1."""
@@ -47,9 +48,10 @@ class Ticket:
     state_slot: int
     """0 if the model has no recurrent layers: then there are only blocks."""
     ttl_s: float
-    """Time to live, counted from when the ticket is received: clocks are never compared."""
+    """Time to live. The reader counts it from when it receives the ticket, so that the two servers' clocks
+    are never compared."""
     digests: Digests | None = None
-    """Set by a prefill server that runs with the sanitizer."""
+    """Set by a lending server that runs with the sanitizer."""
 
     def __post_init__(self) -> None:
         if self.num_tokens < 1 or self.state_slot < 0 or self.lease_id < 0 or not self.ttl_s > 0:
@@ -112,7 +114,8 @@ AnyTicket = Ticket | PartialTicket
 
 @message
 class Follow:
-    """Asks for the progress of an early ticket's prompt: ``Progress``, and last its ``Ticket``."""
+    """Asks for the progress of an early ticket's prompt. The replies are ``Progress`` messages, and at last
+    the whole ``Ticket``."""
 
     incarnation: str
     lease_id: int
@@ -129,14 +132,14 @@ class Progress:
 
 @message
 class HandshakeRequest:
-    """A decode server introduces itself to one incarnation of a prefill server."""
+    """A server that wants to read introduces itself to a lending server."""
 
     incarnation: str
     fingerprint: str
     """Fingerprint of config, dtype and weights: two servers may share state only if it is equal."""
     tp_size: int
     kv_layout: Layout
-    """The layout on rank 0, like ``state_layout``."""
+    """The layout on rank 0; ``state_layout`` is that of rank 0 as well."""
     state_layout: Layout
 
 
@@ -169,7 +172,7 @@ class RankMemory:
 
 @message
 class HandshakeReply:
-    """All that a decode server needs to read from this prefill server's pools."""
+    """All that a reader needs to read from the lending server's pools."""
 
     incarnation: str
     fingerprint: str

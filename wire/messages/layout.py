@@ -2,8 +2,8 @@
 
 A pool is an array of units (blocks or slots). Each unit holds segments, and each segment is a dense
 array whose axes have names, sizes and byte strides. A reader of a peer's memory uses only this
-description. No axis is ever inferred from a size. So axes of equal size are no special case, such as
-``num_blocks == 2`` and the K/V axis of size 2, or ``kv_heads == block_size``.
+description. No axis is ever inferred from a size, so nothing goes wrong if two axes have equal sizes: for
+example if ``num_blocks`` is 2, as the size of the K/V axis is, or if ``kv_heads == block_size``.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Segment:
     offset: int
     axes: tuple[Axis, ...]
     holds: tuple[tuple[int, int], ...] = ()
-    """The ranges of the whole model's outermost axis that one tensor-parallel rank holds here, one after the
-    other. Empty: the whole axis."""
+    """The ranges of the outermost axis that one tensor-parallel rank holds here, one after the other. They
+    are indices into this axis as the whole model has it. Empty: the whole axis."""
 
     def __post_init__(self) -> None:
         if self.offset < 0:
@@ -68,7 +68,7 @@ class Segment:
 
     @property
     def ranges(self) -> Ranges:
-        """The ranges of the whole model's outermost axis that are stored here."""
+        """The ranges of the outermost axis that are stored here, as indices into the whole model's axis."""
         return self.holds or ((0, self.axes[0].size),)
 
     @property
@@ -102,7 +102,10 @@ class Layout:
         return self.num_units * self.unit_bytes
 
     def same_kind(self, other: Layout) -> bool:
-        """Whether both store an entry (a head, a channel) in the same form; they may hold different ones."""
+        """Whether both layouts store an entry (a head, a channel) in the same form.
+
+        The two layouts may hold different entries.
+        """
         return self.unit == other.unit and [_kind(one) for one in self.segments] == [
             _kind(one) for one in other.segments
         ]

@@ -48,11 +48,11 @@ class GetPrefixes:
 
 @message
 class PrefixNews:
-    """Keys of blocks at whose end the server has a state, and so also the KV of all earlier tokens."""
+    """Keys of blocks at whose end the server's cache has a state and the KV of all earlier tokens."""
 
     version: int
     """The version that the receiver has after it has applied this message."""
     is_whole: bool
-    """Whether ``added`` is the complete list, which replaces what the receiver had before."""
+    """Whether ``added`` replaces all keys that the receiver had before."""
     added: tuple[bytes, ...] = ()
     removed: tuple[bytes, ...] = ()

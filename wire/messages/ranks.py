@@ -1,4 +1,5 @@
-"""Messages from a server's rank 0 to its other ranks: each call of its engine, in order. Also ranks' reports.
+"""Messages between the ranks of a server: rank 0 sends each call of its engine, in order, and the other ranks
+send reports.
 
 Every rank has its own engine, which decides by itself. Equal calls in equal order lead to equal decisions, so
 no plan, batch or token has to be sent.
@@ -68,7 +69,8 @@ class GrammarNews:
 
     request_id: str
     masks: bytes
-    """Bits ``[n, W]`` int32: the tokens that may follow the answer and each of its drafts."""
+    """Bits ``[n, W]`` int32: the tokens that may follow the answer and each of its n - 1 drafts. W is the
+    number of 32-bit words that hold one bit for each token id."""
     error: ErrorReply | None = None
 
 
@@ -93,17 +95,20 @@ class Introduce:
 
 @message
 class RankMet:
-    """From a rank to its host's process: the rank has met all other ranks."""
+    """From a rank to the process that started it, on a host without rank 0: the rank has met all other
+    ranks."""
 
 
 @message
 class LeaveServer:
-    """From a host's process to its rank: the host's process was told to stop."""
+    """From the process that starts the ranks of a host without rank 0, to the first of these ranks: the
+    process was asked to stop."""
 
 
 @message
 class RankLeaves:
-    """From a rank of another host: that host's processes shall stop, but compute until the server stops."""
+    """From a rank on another host to rank 0: that host's processes were asked to stop. Rank 0 then stops the
+    whole server; until that is done, the host's ranks still compute."""
 
 
 @message
@@ -131,7 +136,7 @@ class ServePeers:
 
 @message
 class ConnectRank:
-    """Makes readable those ranks of a peer that hold data for this rank."""
+    """Asks a rank to connect to those ranks of a peer that hold data for it."""
 
     number: int
     address: str

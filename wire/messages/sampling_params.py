@@ -28,7 +28,7 @@ RANGES: dict[str, tuple[float, float]] = {
 }
 """Smallest and largest values; ``top_p`` must be above its smallest value. With a ``repetition_penalty`` far
 outside its range, logits overflow float32. To the engine, logits that are not finite are the sign of a
-damaged state: it would end the request."""
+damaged state, so it would end the request."""
 CHECKPOINT_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 """Parameters whose defaults may come from a checkpoint's ``generation_config.json``."""
 
@@ -38,8 +38,8 @@ class SamplingParams:
     """Sampling parameters with the meaning that OpenAI's API and vLLM give them.
 
     Ranges are checked on construction, on both sides of the wire: :class:`InvalidRequestError` names the
-    parameter, its value and the limit. :meth:`check_vocabulary` checks token ids against the vocabulary,
-    since only a server knows its size.
+    parameter, its value and the limit. Token ids are checked later, by :meth:`check_vocabulary`, since this
+    class does not know the vocabulary's size.
     """
 
     max_tokens: int
