@@ -8,7 +8,7 @@
 | chunk | > 1 | any | prefill row |
 
 A one-token row with a prior state must be a decode row: when vLLM computed such a row on the prefill path
-under a decode graph, the state was lost (vllm#42430). The first token of a prompt must not be a decode
+under a decode graph, the state was lost (vllm 42430). The first token of a prompt must not be a decode
 row, since it has no prior state.
 
 The exception: if the caches round their values (:mod:`engine.memory.cache_formats`), a row's kind depends

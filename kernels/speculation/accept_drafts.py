@@ -64,7 +64,7 @@ class AcceptDrafts(BoundTensors):
     state_slot: Tensor
     """table ``[N + 1]`` int32"""
     active: Tensor
-    """table ``[N + 1]`` bool"""
+    """table ``[N + 1]`` int32: 1 if the row is active, else 0"""
     limit: Tensor
     """table ``[N + 1]`` int32: maximum number of tokens that may be known; not written"""
     max_drafts: Tensor
@@ -211,7 +211,7 @@ def _accept_drafts_kernel(
     tl.store(state_slot_ptr + q, slot)
     tl.store(tokens_ptr + q * num_positions + i, tl.where(i == 0, newest, 0), mask=here)
     tl.store(num_drafts_ptr + q, budget)
-    tl.store(active_ptr + q, tl.where(done, 0, 1).to(tl.uint8))
+    tl.store(active_ptr + q, tl.where(done, 0, 1).to(active_ptr.dtype.element_ty))
     tl.store(accepted_ptr + r, last + 1)
     tl.store(result, (last + 1).to(tl.int64))
     tl.store(result + 1, finite.to(tl.int64))

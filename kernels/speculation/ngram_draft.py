@@ -65,7 +65,7 @@ class NgramDraft(BoundTensors):
     num_computed: Tensor
     """table ``[N + 1]`` int32; includes the tokens just gained, except the last one"""
     active: Tensor
-    """table ``[N + 1]`` bool"""
+    """table ``[N + 1]`` int32: 1 if the row is active, else 0"""
     min_n: int
     """minimum number of newest tokens that an earlier occurrence must match"""
     max_n: int

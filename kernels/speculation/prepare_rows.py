@@ -14,7 +14,7 @@ positions ``p = L + i``, i = 0 … T-1:
 A row that isn't active, such as padding, is zero in all outputs. A position after the block table's last
 column, or at a null block, has no place for its KV: it is mapped to 0, and no KV is written.
 
-No output may share memory with an input. In vllm#39809, the slots to read and the slots to write were
+No output may share memory with an input. In vllm 39809, the slots to read and the slots to write were
 one tensor, so a step read data that it had just written.
 """
 
@@ -49,7 +49,7 @@ class PrepareRows(BoundTensors):
     state_slot: Tensor
     """table ``[N + 1]`` int32: slot with the state after the computed tokens"""
     active: Tensor
-    """table ``[N + 1]`` bool"""
+    """table ``[N + 1]`` int32: 1 if the row is active, else 0"""
     block_table: Tensor
     """``[R, columns]`` int32"""
     slots: Tensor

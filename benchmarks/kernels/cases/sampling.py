@@ -119,7 +119,7 @@ def accept(model: Model, rows: int, positions: int) -> Case:
                 num_drafts=table(value=positions - 1),
                 num_computed=table(),
                 state_slot=table(),
-                active=table(value=1, dtype=torch.bool),
+                active=table(value=1, dtype=torch.int32),
                 limit=table(value=2**31 - 1),
                 max_drafts=table(value=positions - 1),
                 stop_ids=table(STOP_IDS, value=-1, dtype=torch.int64),

@@ -78,8 +78,8 @@ class Decoding:
         self.state["num_computed"][:num] = len(self.prompt) - 1
         self.state["limit"][:num] = len(self.prompt) + torch.tensor([p.max_tokens for p in self.params])
         self.state["max_drafts"][:num] = self.k
-        self.active = torch.ones(num + 1, dtype=torch.bool)
-        self.active[num] = False
+        self.active = torch.ones(num + 1, dtype=torch.int32)
+        self.active[num] = 0
 
     @property
     def index(self):

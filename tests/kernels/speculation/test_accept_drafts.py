@@ -40,14 +40,14 @@ def batch(seed, num_positions, num_stop_ids, device="cpu", *, num_rows=40):
         "num_drafts": ints(0, num_positions, num_rows),
         "num_computed": num_computed,
         "state_slot": ints(1, 99, num_rows),
-        "active": torch.rand(num_rows, generator=generator) < 0.8,
+        "active": (torch.rand(num_rows, generator=generator) < 0.8).int(),
         "limit": num_computed + ints(0, 2 * num_positions + 4, num_rows),
         "max_drafts": ints(0, num_positions + 2, num_rows),
         "stop_ids": ints(-1, 30, num_rows, num_stop_ids, dtype=torch.int64),
         "accepted": torch.full((num_batch,), -7, dtype=torch.int32),
         "results": torch.full((num_batch, num_positions + 3), -7),
     }
-    tensors["active"][-1] = False
+    tensors["active"][-1] = 0
     return {name: tensor.to(device) for name, tensor in tensors.items()}
 
 
@@ -76,7 +76,7 @@ def one_row(target, **changes):
     }
     for name, value in values.items():
         dtype = torch.int64 if name in int64 else torch.int32
-        tensor = torch.tensor(value, dtype=torch.bool if name in ("active", "is_finite") else dtype)
+        tensor = torch.tensor(value, dtype=torch.bool if name == "is_finite" else dtype)
         blank = torch.zeros_like(tensor)
         rows = [tensor] if name in batch_wide else [blank, tensor, blank]
         tensors[name] = torch.stack(rows).to(target.device)

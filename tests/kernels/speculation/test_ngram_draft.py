@@ -31,7 +31,7 @@ def batch(sequences, accepted, *, num_positions, max_len, device="cpu", budget=N
         "tokens": torch.zeros((num_rows, num_positions), dtype=torch.int64),
         "num_drafts": torch.full((num_rows,), num_positions - 1 if budget is None else budget).int(),
         "num_computed": torch.zeros(num_rows, dtype=torch.int32),
-        "active": torch.ones(num_rows, dtype=torch.bool),
+        "active": torch.ones(num_rows, dtype=torch.int32),
     }
     for r, (q, sequence, a) in enumerate(zip(tensors["rows"].tolist(), sequences, accepted, strict=True)):
         before = torch.tensor(sequence[: len(sequence) - a], dtype=torch.int32)

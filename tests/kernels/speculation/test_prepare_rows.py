@@ -38,7 +38,7 @@ def batch(rows, num_positions, num_columns, device="cpu", *, num_rows=5):
         "tokens": ints(num_rows + 1, num_positions, high=1000, dtype=torch.int64),
         "num_computed": ints(num_rows + 1, high=20),
         "state_slot": ints(num_rows + 1, high=50),
-        "active": torch.arange(num_rows + 1) % 2 == 0,
+        "active": (torch.arange(num_rows + 1) % 2 == 0).int(),
         "block_table": ints(len(rows), num_columns, high=2**30) - 1,
         "slots": ints(*shape, high=50),
         "boundary_len": ints(len(rows), high=24),
@@ -47,7 +47,7 @@ def batch(rows, num_positions, num_columns, device="cpu", *, num_rows=5):
     }
     for name in ("seq_lens", "read_slots"):
         tensors[name] = tensors[name][:, 0].contiguous()
-    tensors["active"][num_rows] = False
+    tensors["active"][num_rows] = 0
     return {name: tensor.to(device) for name, tensor in tensors.items()}
 
 
@@ -58,7 +58,7 @@ def row(target, *, num_computed=5, boundary_len=0, block_table=(7, 0, 9)):
         "tokens": torch.tensor([[0, 0, 0], [11, 12, 13], [0, 0, 0]], device=target.device),
         "num_computed": target.int32([0, num_computed, 0]),
         "state_slot": target.int32([0, 4, 0]),
-        "active": target.flags([False, True, False]),
+        "active": target.int32([0, 1, 0]),
         "block_table": target.int32([block_table]),
         "slots": target.int32([[1, 2, 3]]),
         "boundary_len": target.int32([boundary_len]),

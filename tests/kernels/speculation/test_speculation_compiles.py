@@ -15,7 +15,7 @@ from kernels.speculation import accept_drafts, ngram_draft, prepare_rows
 TOKENS = ("tokens", "forced", "sampled", "stop_ids", "results", "input_ids")
 POINTERS = {
     **{name + "_ptr": "*i64" for name in (*TOKENS, "rows", "positions", "slot_mapping")},
-    **{name + "_ptr": "*u8" for name in ("active", "is_finite")},
+    "is_finite_ptr": "*u8",
     **{name + "_ptr": "*fp32" for name in ("logits", "masked")},
 }
 KERNELS = [
