@@ -221,7 +221,7 @@ class EngineConfig:
         if self.max_batch_tokens < decoded + cuts.grid:
             raise ConfigError(
                 f"`max_batch_tokens` {self.max_batch_tokens} is below {decoded + cuts.grid}: it must hold "
-                f"{decoded} decoded tokens and one piece of a prompt of {cuts.grid} tokens; raise it"
+                f"{decoded} decoded tokens and {cuts.grid} tokens of one prompt; raise it"
             )
         return cuts
 

@@ -1,7 +1,7 @@
 """The hosts that a server's tensor-parallel ranks are spread over.
 
-Host 0 has rank 0, which is the only rank that other programs connect to. Each host has the same number of
-consecutive ranks.
+Host 0 has rank 0, which alone serves gRPC. Through NIXL other servers reach every rank. Each host has the
+same number of consecutive ranks.
 """
 
 from __future__ import annotations

@@ -126,8 +126,8 @@ def count_slots(
     """Counts the slots with which ``max_num_seqs`` sequences can always run at once.
 
     ``num_cached_states`` None: twice ``max_num_seqs``; mode ``none`` has no cached states. In mode ``all``
-    the states at earlier boundaries belong to the prefix cache and can be evicted, so the length of a
-    sequence does not matter.
+    the states at boundaries that a sequence has passed belong to the prefix cache and can be evicted. So the
+    number of slots does not depend on the length of sequences.
     """
     cached = read = 0
     if cache_mode != "none":
@@ -268,7 +268,7 @@ class Demand:
             for number, name in (
                 (slots.leased, "leased"),
                 (slots.cached, "cached"),
-                (slots.read, "for a cached state that each may be reading"),
+                (slots.read, "so that each sequence can read a cached state"),
             )
             if number
         ]

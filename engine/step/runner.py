@@ -138,7 +138,7 @@ class StepRunner:
         self._masks.fill(request)
 
     def shape_of(self, plan: StepPlan) -> StepShape:
-        """Return the shape that the plan's step needs in the pass that a group's ranks compute together."""
+        """Return the shape that the plan's step needs. A group's ranks agree on one shape for their steps."""
         if plan.is_empty:
             return NOTHING
         if not plan.prefill_rows:
@@ -191,7 +191,8 @@ class StepRunner:
         )
 
     def _send(self) -> None:
-        """Queue the upload of what rows begin and end with, after the steps that still use the rows."""
+        """Queue the upload of the rows that were filled or cleared, after the steps that still use their old
+        content."""
         send([self.state.fields, self._sampling.fields])
         self._masks.send()
 
@@ -217,7 +218,7 @@ class StepRunner:
         samples: bool,
         replays: bool,
     ) -> tuple[Step, StepTensors, StepRun]:
-        """Launch a step of decode rows; as a graph only if ``replays`` is True.
+        """Launch a step of decode rows; as a CUDA graph only if ``replays`` is True.
 
         ``replays`` is False if no row samples, or if a row wants log-probabilities of its prompt: graphs do
         not keep the hidden states. It is False too if the group's step is mixed: no captured graph has the

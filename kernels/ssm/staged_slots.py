@@ -1,7 +1,7 @@
 """A float32 copy of the few slots that one step uses, for CPU kernels that need float32 pools.
 
-numpy has no bfloat16, so such a pool can't be passed to numba. Only the slots that rows read and write are
-copied, never the whole pool.
+numpy has no bfloat16, so a bfloat16 pool can't be passed to numba. The copy has only the slots that rows read
+or write.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 @dataclass(frozen=True)
 class StagedSlots:
-    """``pool`` holds the copied slots and the null slot; read_slots and write_slots are indices into it."""
+    """``pool`` holds the slots that rows read or write, and the null slot. The indices refer to it."""
 
     pool: torch.Tensor
     read_slots: torch.Tensor
@@ -32,6 +32,6 @@ class StagedSlots:
         return cls(staged, numbers[:num_rows], numbers[num_rows:].view(write_slots.shape))
 
     def scatter(self, pool: torch.Tensor, write_slots: torch.Tensor) -> None:
-        """Copy the states that the step wrote to ``write_slots`` of the pool, except to the null slot."""
+        """Copy the step's new states back to ``write_slots`` of the whole ``pool``. Skip the null slot."""
         written = write_slots != 0
         pool[write_slots[written]] = self.pool[self.write_slots[written]].to(pool.dtype)

@@ -20,7 +20,8 @@ class Client:
     all its requests share."""
 
     name: str = ""
-    """The client's unique name. It begins with ``key`` or ``address``."""
+    """The client's unique name, which begins with ``key`` or ``address``; empty if its address is unknown, or
+    if clients are not distinguished."""
     api_key: ApiKey = NOBODY
 
 

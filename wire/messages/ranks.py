@@ -1,5 +1,6 @@
-"""Messages between the ranks of a server: rank 0 sends each call of its engine, in order, and the other ranks
-send reports.
+"""Messages between the ranks of a server, and between a rank and the process that started it.
+
+Rank 0 sends each call of its engine, in order, and the other ranks send reports.
 
 Every rank has its own engine, which decides by itself. Equal calls in equal order lead to equal decisions, so
 no plan, batch or token has to be sent.

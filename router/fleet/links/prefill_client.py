@@ -64,7 +64,7 @@ class PrefillClient(ServerLink):
         self._keep(self._keep_watch(), f"watch of prefill server {self.address}", on_fatal)
 
     async def close(self) -> None:
-        """Wait until leases that no other process knows of have been given back, then close the
+        """Wait until the leases that no decode server will read have been given back, then close the
         connection."""
         await self._end_tasks()
         await asyncio.gather(*self._ending, return_exceptions=True)

@@ -279,7 +279,7 @@ def test_rounding_by_chance_is_part_of_the_fingerprint(bundled_model):
         ({**BFLOAT16, "state_block_size": 48}, "`state_block_size` 48 is not a multiple of 64"),
         (
             {**BFLOAT16, "max_batch_tokens": 66, "max_num_seqs": 3},
-            "`max_batch_tokens` 66 is below 67: it must hold 3 decoded tokens and one piece of a prompt",
+            "`max_batch_tokens` 66 is below 67: it must hold 3 decoded tokens and 64 tokens of one prompt",
         ),
     ],
 )

@@ -162,7 +162,7 @@ def test_a_refusal_shows_the_arithmetic_and_what_would_fit():
 def test_a_leased_state_and_short_contexts_show_in_the_refusal():
     with pytest.raises(CapacityError) as refusal:
         demand(role="prefill", max_model_len=8, cache_mode="all", num_cached_states=2).within(0)
-    assert "+ 8 leased + 2 cached + 6 for a cached state that each may be reading)" in refusal.value.message
+    assert "+ 8 leased + 2 cached + 6 so that each sequence can read a cached state)" in refusal.value.message
     assert "17 KV blocks (1 null + 2 for each of 8 sequences)" in refusal.value.message
     assert re.search(r"; this would fit: `cache_memory_bytes` \d+$", refusal.value.message)
 

@@ -13,7 +13,7 @@ from testing.engines.speculating import short_asks
 from testing.simulated_gpu.gpu import SimulatedGpu
 from testing.simulated_gpu.streams import Late
 
-CROWDED = (("cache_memory_bytes", 1 << 19), ("block_size", 4), ("max_model_len", 128))
+CROWDED = (("cache_memory_bytes", 440 << 10), ("block_size", 4), ("max_model_len", 72))
 SETTINGS = {
     "plain": Setting("dense"),
     "mtp": Setting("dense", 2, "mtp", "align"),
