@@ -5,6 +5,7 @@ A kernel's module imports ``tl``, ``triton`` and the decorator ``triton_jit`` fr
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,22 @@ try:
 except ImportError:  # no wheels for this platform
     triton = tl = None
 
-__all__ = ["tl", "triton", "triton_jit"]
+__all__ = ["RUNTIME_SIZES", "tl", "triton", "triton_jit"]
+
+RUNTIME_SIZES = {
+    "layer_seed",
+    "num_columns",
+    "num_pairs",
+    "num_positions",
+    "num_rows",
+    "num_splits",
+    "num_tokens",
+    "share",
+    "table_stride",
+}
+"""Arguments of kernels that change from step to step. Triton would compile a kernel again when such a number
+is 1 for the first time, or a multiple of 16, and a request would wait for it. Numbers that a model fixes are
+not here: if Triton knows that a width is a multiple of 16, it moves 16 bytes at a time."""
 
 
 if TYPE_CHECKING:  # Triton's language is not Python
@@ -23,4 +39,7 @@ else:
 
     def triton_jit(fn: Callable[..., Any]) -> Any:
         """Apply ``triton.jit``. Without Triton, return the plain function, which only a GPU would launch."""
-        return fn if triton is None else triton.jit(fn)
+        if triton is None:
+            return fn
+        sizes = [name for name in inspect.signature(fn).parameters if name in RUNTIME_SIZES]
+        return triton.jit(fn, do_not_specialize=sizes)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.gpu.triton_jit import tl, triton, triton_jit
+from kernels.gpu.triton_jit import tl, triton_jit
 
 
 def moe_sort_reference(expert_ids: Tensor, num_experts: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -24,6 +24,10 @@ def moe_sort_reference(expert_ids: Tensor, num_experts: int) -> tuple[Tensor, Te
     experts = torch.arange(1, num_experts + 1, device=order.device)
     ends = torch.searchsorted(flat_ids[order], experts).to(torch.int32)
     return order // k, places.view_as(expert_ids), ends
+
+
+_BLOCK = 1024
+"""Fixed, because each size would be compiled when the first step needs it."""
 
 
 # One program per expert, which needs nothing from other programs. It counts the pairs of experts with lower
@@ -61,7 +65,7 @@ def _launch(expert_ids: Tensor, num_experts: int) -> tuple[Tensor, Tensor, Tenso
         ends,
         num_pairs,
         expert_ids.shape[1],
-        BLOCK=min(1024, max(64, triton.next_power_of_2(num_pairs))),
+        BLOCK=_BLOCK,
         num_warps=4,
     )
     return tokens, places, ends

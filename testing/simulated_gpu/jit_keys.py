@@ -14,11 +14,12 @@ A variant is named by what Triton specialises a kernel on (``triton/runtime/jit.
 from __future__ import annotations
 
 import functools
+import inspect
 from typing import Any
 
 from torch import Tensor
 
-from kernels.gpu.triton_jit import triton
+from kernels.gpu.triton_jit import RUNTIME_SIZES, triton
 from testing.simulated_gpu.kernels import Launch
 
 JitKey = tuple[str, tuple[tuple[str, Any], ...]]
@@ -42,7 +43,8 @@ def jit_key(launch: Launch) -> JitKey:
 @functools.cache
 def _function(fn: Any) -> Any:
     """Return the kernel as Triton compiles it, also in a process that interprets kernels."""
-    return triton.runtime.JITFunction(fn, do_not_specialize=getattr(fn, "runtime_sizes", None))
+    sizes = RUNTIME_SIZES & inspect.signature(fn).parameters.keys()
+    return triton.runtime.JITFunction(fn, do_not_specialize=sorted(sizes))
 
 
 def _part(param: Any, value: Any) -> Any:
