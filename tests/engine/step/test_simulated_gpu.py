@@ -9,9 +9,10 @@ from engine.sampling.sampling_table import SamplingNeeds
 from engine.step.graph import CAPTURED
 from testing.checkpoints.random_checkpoint import DENSE_WITH_MTP, MOE_WITH_MTP, make_checkpoint
 from testing.engines.simulated import Setting, Simulated, all_kinds_of_asks
-from testing.engines.speculating import short_asks
+from testing.engines.simulated_handoff import SimulatedHandoff, assert_all_free
+from testing.engines.speculating import sampled_asks, serve, short_asks
 from testing.simulated_gpu.gpu import SimulatedGpu
-from testing.simulated_gpu.streams import Late
+from testing.simulated_gpu.streams import AtOnce, Late
 
 CROWDED = (("cache_memory_bytes", 440 << 10), ("block_size", 4), ("max_model_len", 72))
 SETTINGS = {
@@ -54,6 +55,25 @@ def test_no_step_waits_for_the_device(simulated):
 @pytest.mark.parametrize("seed", range(3))
 def test_when_the_device_runs_changes_no_token(simulated, seed):
     assert simulated.differences(asks_for(simulated, 6, seed), seed) == []
+
+
+@pytest.mark.parametrize("name", ["mtp", "ngram"])
+def test_a_transfer_that_lands_at_any_moment_changes_no_token(models, name):
+    setting, gpu = SETTINGS[name], SimulatedGpu(AtOnce())
+    asks = [ask for ask in sampled_asks(16, seed=4) if ask.prompt_logprobs is None and len(ask.prompt) > 1]
+    expected = serve(setting.engine(models["dense"], "cpu"), asks, 4)
+    handoff = SimulatedHandoff(setting, models["dense"], gpu)
+    for seed in range(2):
+        gpu.streams.pace = Late(seed)
+        for ours, theirs in zip(handoff.serve(asks, seed), expected, strict=True):
+            if ours.finish_reason == "cancelled":
+                assert ours.tokens == theirs.tokens[: len(ours.tokens)]
+            else:
+                assert ours.said == theirs.said
+    assert gpu.waits == {}
+    with gpu:
+        assert_all_free(handoff.source)
+        assert_all_free(handoff.sink)
 
 
 def test_every_kind_of_sampling_has_a_graph():
