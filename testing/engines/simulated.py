@@ -15,7 +15,7 @@ from engine.engine import Engine
 from testing.checkpoints.random_checkpoint import EOS_TOKEN_ID
 from testing.engines.speculating import Answer, Ask, greedy_asks, sampled_asks, serve
 from testing.simulated_gpu.gpu import SimulatedGpu
-from testing.simulated_gpu.streams import AtOnce, Late
+from testing.simulated_gpu.streams import AtOnce, Late, Pace
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,8 @@ class Setting:
     more: tuple[tuple[str, object], ...] = ()
 
     def engine(self, model_dir: Path, device: str, role: str = "both") -> Engine:
-        settings = {"max_num_seqs": 4, "cache_memory_bytes": 16 << 20, "max_batch_tokens": 64}
+        sizes = {"max_num_seqs": 4, "cache_memory_bytes": 16 << 20, "max_batch_tokens": 64}
+        settings = {"sanitize": False, **sizes, **dict(self.more)}
         return Engine(
             EngineConfig(
                 model_dir,
@@ -39,9 +40,8 @@ class Setting:
                 cache_mode=self.mode,
                 num_speculative=self.k,
                 drafter=self.drafter if self.k else None,
-                steps_ahead=0 if device == "cpu" else 1,
-                sanitize=False,
-                **settings | dict(self.more),
+                steps_ahead=0 if device == "cpu" or settings["sanitize"] else 1,
+                **settings,
             )
         )
 
@@ -58,8 +58,8 @@ class Simulated:
     _expected: dict[Ask, Answer] = field(default_factory=dict)
 
     @classmethod
-    def make(cls, setting: Setting, model_dir: Path) -> Simulated:
-        gpu = SimulatedGpu(AtOnce())
+    def make(cls, setting: Setting, model_dir: Path, pace: Pace | None = None) -> Simulated:
+        gpu = SimulatedGpu(pace)
         with gpu:
             engine = setting.engine(model_dir, "cuda")
         return cls(setting, model_dir, gpu, engine, setting.engine(model_dir, "cpu"))

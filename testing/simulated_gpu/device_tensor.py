@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-if TYPE_CHECKING:
-    from testing.simulated_gpu.gpu import SimulatedGpu
+
+class Device(Protocol):
+    """What a tensor needs of its device."""
+
+    device: torch.device
+
+    @property
+    def is_executing(self) -> bool: ...
+
+    def dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
+
+    def to_host(self, tensor: Tensor, *, non_blocking: bool) -> Tensor: ...
 
 
 class DeviceTensor(Tensor):
     """A tensor that says that it is on a GPU; while a queued operation runs, it says that it is on a CPU."""
 
-    gpu: SimulatedGpu
+    gpu: Device
     plain: Tensor
     """The same memory as a CPU tensor."""
 
     @classmethod
-    def wrap(cls, plain: Tensor, gpu: SimulatedGpu) -> DeviceTensor:
+    def wrap(cls, plain: Tensor, gpu: Device) -> DeviceTensor:
         tensor = Tensor._make_subclass(cls, plain)
         tensor.gpu, tensor.plain = gpu, plain
         return tensor

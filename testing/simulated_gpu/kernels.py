@@ -12,9 +12,9 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 from unittest.mock import patch
 
 from torch import Tensor
@@ -22,9 +22,6 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from kernels.gpu.triton_jit import triton
 from testing.simulated_gpu.device_tensor import DeviceTensor
-
-if TYPE_CHECKING:
-    from testing.simulated_gpu.gpu import SimulatedGpu
 
 CALLERS = ("engine.",)
 """Packages whose calls of kernels are queued."""
@@ -40,8 +37,21 @@ class Launch:
     kwargs: dict[str, Any]
 
 
+class Queues(Protocol):
+    """What calls of kernels need of the device."""
+
+    @property
+    def is_executing(self) -> bool: ...
+
+    def dry_run(self) -> AbstractContextManager[None]: ...
+
+    def queue(self, run: Callable[[], None]) -> None: ...
+
+    def launched(self, launch: Launch) -> None: ...
+
+
 @contextmanager
-def queued_kernels(gpu: SimulatedGpu) -> Iterator[None]:
+def queued_kernels(gpu: Queues) -> Iterator[None]:
     """Queue the kernels that the engine calls, while the context lasts."""
     with _noted_launches(gpu):
         undo = list(_replace_all(gpu))
@@ -53,7 +63,7 @@ def queued_kernels(gpu: SimulatedGpu) -> Iterator[None]:
 
 
 @contextmanager
-def _noted_launches(gpu: SimulatedGpu) -> Iterator[None]:
+def _noted_launches(gpu: Queues) -> Iterator[None]:
     def run(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
         gpu.launched(Launch(kernel, grid, args, kwargs))
 
@@ -63,7 +73,7 @@ def _noted_launches(gpu: SimulatedGpu) -> Iterator[None]:
         yield
 
 
-def _replace_all(gpu: SimulatedGpu) -> Iterator[tuple[Any, str, Any]]:
+def _replace_all(gpu: Queues) -> Iterator[tuple[Any, str, Any]]:
     """Replace every kernel that a caller's module has imported; yield what was there."""
     classes = set()
     for module in [one for name, one in sys.modules.items() if name.startswith(CALLERS)]:
@@ -80,7 +90,7 @@ def _replace_all(gpu: SimulatedGpu) -> Iterator[tuple[Any, str, Any]]:
         kind.__call__ = queued(gpu, kind.__call__)
 
 
-def queued(gpu: SimulatedGpu, kernel: Callable[..., Any]) -> Callable[..., Any]:
+def queued(gpu: Queues, kernel: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function that queues ``kernel`` if an operand is on the device."""
 
     @functools.wraps(kernel)
