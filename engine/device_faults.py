@@ -2,7 +2,7 @@
 
 | fault | how it shows | the process |
 |---|---|---|
-| out of memory while the engine is made | "out of memory" of torch or CUDA | does not start, and says what to lower |
+| out of memory while the engine is made | torch or CUDA: "out of memory" | refuses to start, with a remedy |
 | out of memory later | the same | ends |
 | a lost context: a kernel failed, memory is damaged, the GPU fell off the bus | "CUDA error: …" | ends |
 | a step that does not end | nothing is raised; see :mod:`engine.watchdog` | ends |
@@ -44,6 +44,8 @@ _LOST = (
     *("cublas_status_execution_failed", "cublas_status_internal_error", "cublas_status_mapping_error"),
     "unhandled cuda error",
 )
+_NO_GPU = ("no cuda gpus are available", "cuda driver initialization failed", "error from cudagetdevicecount")
+"""What torch says when it finds no GPU that works."""
 _OUT_OF_MEMORY = re.compile("out of memory|cublas_status_alloc_failed", re.I)
 _ASKED = re.compile(r"Tried to allocate ([\d.]+ \w+)")
 _FREE = re.compile(r"of which ([\d.]+ \w+) is free")
@@ -61,7 +63,8 @@ def device_fault(error: BaseException) -> DeviceFaultError | None:
         return DeviceFaultError(f"the GPU ran out of memory while serving: {shortage}; {_REMEDY}")
     line = str(error).partition("\n")[0].strip()
     message = str(error).lower()
-    if not _SOURCE.match(line) or not any(text in message for text in _LOST):
+    is_lost = _SOURCE.match(line) is not None and any(text in message for text in _LOST)
+    if not is_lost and not any(text in message for text in _NO_GPU):
         return None
     return DeviceFaultError(f"the GPU failed: {_SOURCE.sub('', line)}; the kernel's log may say why (Xid)")
 
@@ -95,10 +98,9 @@ def start_faults() -> Iterator[None]:
                 f"the GPU's memory is too small to start: {shortage}; {_REMEDY}, divide the model with "
                 "`tensor_parallel`, or end other processes on this GPU"
             ) from error
-        fault = reported(error, "the engine's start")
-        if fault is error:
+        if device_fault(error) is None:
             raise
-        raise fault from error
+        raise reported(error, "the engine's start") from error
 
 
 def reported(error: BaseException, what: str) -> BaseException:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from engine.config import EngineConfig
 from engine.device_faults import reported, start_faults
@@ -158,14 +158,18 @@ def _run(main: RankMain, place: RankPlace, connection: Connection) -> None:
     except EOFError:
         log.warning("rank 0 is gone; ending")
         os._exit(1)  # threads of the transfer layer may still run
-    except DeviceFaultError:  # whoever noticed it has logged it
-        os._exit(DEVICE_FAULT_EXIT_CODE)
+    except DeviceFaultError as fault:  # whoever noticed it has logged it
+        end_rank(fault)
     except TwinfangError as error:
         log.error("%s", error.message)
         os._exit(1)
     except BaseException as error:
-        end = reported(error, "this rank")
-        os._exit(DEVICE_FAULT_EXIT_CODE if isinstance(end, DeviceFaultError) else 1)
+        end_rank(reported(error, "this rank"))
+
+
+def end_rank(fault: BaseException) -> NoReturn:
+    """Ends this rank's process at once, because of a fault that is logged. Rank 0 then ends the server."""
+    os._exit(DEVICE_FAULT_EXIT_CODE if isinstance(fault, DeviceFaultError) else 1)
 
 
 def _make_engine(config: EngineConfig, membership: Membership, link: RankLink) -> Engine:
