@@ -48,6 +48,7 @@ REST_S = 0.02
 LONG_REST_S = 0.1
 SMALL_CHUNK = 32
 REST_AFTER_CHUNK_S = 0.05
+FEW_TOKENS = 8
 LOST_CONTEXT = (
     "CUDA error: an illegal memory access was encountered\n"
     "CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below "
@@ -124,11 +125,11 @@ def _step_after(rest_s: float) -> Callable[..., Any]:
 
 
 def _once(switch: Path, faulty: Callable[[], None]) -> Callable[..., Any]:
-    """Runs ``faulty`` in one step of a decode server that has answers under way: the fault switches itself
-    off."""
+    """Runs ``faulty`` in one step of a decode server amid an answer: the fault switches itself off."""
 
     def fail_and_step(sound: Callable[..., Any], engine: Engine) -> Any:
-        if engine.config.role == "decode" and engine.scheduler.running:
+        answers = engine.scheduler.running.values() if engine.config.role == "decode" else ()
+        if any(len(request.tokens) > request.num_prompt + FEW_TOKENS for request in answers):
             with contextlib.suppress(FileNotFoundError):  # another server was faster
                 switch.unlink()
                 faulty()
