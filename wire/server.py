@@ -118,8 +118,8 @@ class GrpcServer:
 
         Raises the fault given to :meth:`fail`. ``drain`` finishes requests under way or passes them to other
         servers, and ends calls that would never end by themselves, such as streams. It is not called after a
-        fault: there is nothing left to pass on. A fault also ends a drain, which could wait for an engine that
-        has failed.
+        fault: there is nothing left to pass on. A fault also ends a drain, which could wait for an engine
+        that has failed.
         """
         for signum in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(signum, self._stopping.set)

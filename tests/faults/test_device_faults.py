@@ -70,7 +70,6 @@ def test_answers_go_on_elsewhere_and_the_server_comes_back(stack, bodies, fault,
         "lost-gpu": ("fails in a step", "3 attempts"),
         "hanging-step": ("hangs in a step", "`--step-deadline`"),
     }[fault]
-    print("SECONDS", fault, seconds)  # XX
     outcome = "the exact answer, from the other server"
     table.add(f"decode server's GPU {what}", "two decode servers", outcome, bound, seconds)
 
