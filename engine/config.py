@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from engine.checkpoint.model_config import ModelConfig
 from engine.checkpoint.model_shard import shard_spec
 from engine.checkpoint.weights import LoadFormat
+from engine.device_faults import default_device
 from engine.group.data_parallel import ONLY_RANK, DataParallel
 from engine.group.nodes import ONE_NODE, Nodes
 from engine.memory.cache_formats import CacheFormats, ExactCuts, KvCacheDtype, SsmCacheDtype
@@ -30,6 +32,8 @@ DrafterName = Literal["mtp", "ngram"]
 
 DEFAULT_CPU_CACHE_BYTES = 1 << 30
 DEFAULT_STATE_BLOCK = 512
+GPU_STEP_DEADLINE_S = 60.0
+"""Steps on a GPU take up to some seconds, even if a step has to compile kernels first."""
 MAX_SPECULATIVE = 15
 """Maximum number of drafts in a step. Further drafts would hardly ever be accepted, and each of them would
 cost one state per request."""
@@ -89,6 +93,9 @@ class EngineConfig:
     steps_ahead: int | None = None
     """How many further steps are launched before the tokens of a step are read back: 0 or 1. None: 1 on a
     GPU, 0 on a CPU or with ``sanitize``."""
+    step_deadline_s: float | None = None
+    """A step that takes longer than this shows that the device hangs, and the process ends. 0: steps may take
+    any time. None: 60 on a GPU, 0 on a CPU."""
     sanitize: bool = False
     """Whether every step checks that it reads the right blocks and states
     (:mod:`engine.sanitizer.sanitizer`)."""
@@ -123,6 +130,8 @@ class EngineConfig:
         for setting, dtype in (("kv_cache_dtype", KvCacheDtype), ("mamba_ssm_cache_dtype", SsmCacheDtype)):
             if (value := getattr(self, setting)) not in get_args(dtype):
                 raise ConfigError(f"`{setting}` must be one of {', '.join(get_args(dtype))}, got {value!r}")
+        if (deadline_s := self.step_deadline_s) is not None and not 0 <= deadline_s < math.inf:
+            raise ConfigError(f"`step_deadline_s` must be at least 0, got {deadline_s}")
         self._check_state_block_size()
         self._check_speculation()
         self._check_ranks()
@@ -334,11 +343,12 @@ class EngineConfig:
     def resolve_device(self, rank: int = 0) -> torch.device:
         """Returns the device of a rank; ``auto`` is the GPU if there is one.
 
-        If several ranks run on one host, each has its own GPU.
+        If several ranks run on one host, each has its own GPU. Raises :class:`ConfigError` for ``auto`` if
+        there is a GPU that CUDA can't use.
         """
         name = self.device
         if name == "auto":
-            name = "cuda" if torch.cuda.is_available() else "cpu"
+            name = default_device()
         if name == "cuda" and self.num_expert_ranks > 1:
             first_here = self.data_parallel.local_rank * self.tensor_parallel
             name = f"cuda:{first_here + rank - self.nodes.ranks(self.tensor_parallel).start}"
@@ -353,6 +363,16 @@ class EngineConfig:
         if self.steps_ahead is not None:
             return self.steps_ahead
         return 1 if device.type == "cuda" and not self.sanitize else 0
+
+    def resolve_step_deadline(self, device: torch.device) -> float:
+        """Returns ``step_deadline_s``, or its default.
+
+        On a CPU the default is 0: a step of a large model on few cores may take minutes, and kernels on a CPU
+        do not hang.
+        """
+        if self.step_deadline_s is not None:
+            return self.step_deadline_s
+        return GPU_STEP_DEADLINE_S if device.type == "cuda" else 0.0
 
     def cache_budget(self, device: torch.device) -> int:
         """Returns the bytes for both pools on ``device``. Call it after the weights are loaded."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from engine.config import EngineConfig
+from engine.device_faults import start_faults
 from engine.engine import Engine
 from engine.group.lockstep import GroupLockstep, LeadLockstep
 from engine.group.mesh import Listener
@@ -70,8 +71,14 @@ class EngineHost:
         if start_up is not None and config.num_expert_ranks > 1:
             start_up.ended("ranks")
         self._group = self._join_group(on_fatal, on_leaving)
-        self.engine = self._make_engine(config, start_up)
-        self._loop = EngineLoop(self.engine, on_step=on_step, on_fatal=on_fatal)
+        with start_faults():
+            self.engine = self._make_engine(config, start_up)
+        self._loop = EngineLoop(
+            self.engine,
+            on_step=on_step,
+            on_fatal=on_fatal,
+            step_deadline_s=config.resolve_step_deadline(config.resolve_device()),
+        )
         self.engine.grammars.on_news(lambda: self._loop.post(lambda: None))
         if self._group is not None:
             self._group.on_wake(lambda: self._loop.post(lambda: None))

@@ -3,16 +3,21 @@ compute, it waits for an event."""
 
 from __future__ import annotations
 
+import itertools
 import logging
 import queue
+import sys
 import threading
+import traceback
 from collections.abc import Callable
 
+from engine.device_faults import reported
 from engine.engine import Engine
 from engine.priority import lower_priority
 from engine.ranks.lead import LeadEngine
 from engine.step_result import StepResult
-from wire.errors import GroupLostError
+from engine.watchdog import NoWatch, Watch, Watchdog
+from wire.errors import DeviceFaultError, GroupLostError
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +29,10 @@ class EngineLoop:
 
     Other threads pass events to :meth:`post`; each event runs between two steps. ``on_step`` is called
     with every step's result on the engine's thread, and must not block. An exception that escapes from a step
-    or an event is a bug: ``on_fatal`` gets it, and the process is expected to end.
+    or an event is a fault of the device or a bug. ``on_fatal`` gets it, and the process is expected to end.
+
+    ``on_fatal`` also gets a fault, on another thread, if a step or an event lasts longer than
+    ``step_deadline_s``. 0: it may take any time.
     """
 
     def __init__(
@@ -33,15 +41,24 @@ class EngineLoop:
         *,
         on_step: Callable[[StepResult], None],
         on_fatal: Callable[[BaseException], None],
+        step_deadline_s: float = 0.0,
     ) -> None:
         self._engine = engine
         self._on_step = on_step
         self._on_fatal = on_fatal
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="engine")
+        self._turns = itertools.count()
+        self._turn: int | None = None
+        """Number of the step or event that the thread runs; None while it waits for an event."""
+        self._step_deadline_s = step_deadline_s
+        self._watch: Watch = NoWatch()
+        if step_deadline_s:
+            self._watch = Watchdog(step_deadline_s, lambda: self._turn, self._give_up)
 
     def start(self) -> None:
         self._thread.start()
+        self._watch.start()
 
     def post(self, event: Event) -> None:
         """Runs ``event`` on the engine's thread before its next step. Thread-safe, returns at once."""
@@ -49,6 +66,7 @@ class EngineLoop:
 
     def stop(self, timeout_s: float = 10.0) -> None:
         """Ends the thread after the step in progress."""
+        self._watch.stop()
         self._events.put(None)
         self._thread.join(timeout_s)
         if self._thread.is_alive():
@@ -59,6 +77,7 @@ class EngineLoop:
             lower_priority(self._engine.config.niceness)
             idle = True
             while self._handle_events(wait=idle):
+                self._turn = next(self._turns)
                 result = self._engine.step()
                 idle = result.did_nothing
                 if not idle or result.to_give_up:
@@ -66,17 +85,32 @@ class EngineLoop:
         except GroupLostError as error:  # not a bug; the thread that noticed the loss has logged it
             self._on_fatal(error)
         except BaseException as error:
-            log.exception("the engine failed")
-            self._on_fatal(error)
+            self._on_fatal(reported(error, "the engine"))
+        finally:
+            self._turn = None
 
     def _handle_events(self, *, wait: bool) -> bool:
         """Runs all queued events; with ``wait``, waits for at least one. Returns False after :meth:`stop`."""
         while True:
+            if wait:
+                self._turn = None
             try:
                 event = self._events.get(block=wait)
             except queue.Empty:
                 return True
             if event is None:
                 return False
+            self._turn = next(self._turns)
             event()
             wait = False
+
+    def _give_up(self) -> None:
+        """Reports that the thread does not come back. Called on the watchdog's thread."""
+        fault = DeviceFaultError(
+            f"a step has not ended within `step_deadline_s` {self._step_deadline_s:g}: the GPU hangs, or "
+            "answers no call any more; the kernel's log may say why (Xid)"
+        )
+        log.critical("%s", fault.message)
+        frame = sys._current_frames().get(self._thread.ident or 0)
+        log.debug("the engine's thread stands at\n%s", "".join(traceback.format_stack(frame)))
+        self._on_fatal(fault)

@@ -10,9 +10,16 @@ import signal
 from typing import TYPE_CHECKING, Protocol
 
 from telemetry.engine_metrics import Measures
+from telemetry.process_end import (
+    DEVICE_FAULT_EXIT_CODE,
+    FAULT_EXIT_CODE,
+    leave_at_once,
+    leave_within,
+)
 from telemetry.server_telemetry import ServerTelemetry
 from telemetry.start_up import StartUp
 from telemetry.tracing import start_tracing
+from wire.errors import DeviceFaultError
 from wire.messages.generation import ServerInfo, ServerStats
 from wire.server import GrpcServer
 
@@ -20,6 +27,9 @@ if TYPE_CHECKING:
     from telemetry.otel import Tracing
 
 log = logging.getLogger(__name__)
+
+FAULT_GRACE_S = 15.0
+"""Time for a clean stop after a fault. A thread that waits for a rank which is gone may never come back."""
 
 
 class ServerConfig(Protocol):
@@ -60,7 +70,7 @@ class MakeService(Protocol):
 
 def run_server(config: ServerConfig, role: str, make_service: MakeService) -> None:
     """Serve until SIGTERM or SIGINT. Raises the error because of which the server could not start or had to
-    stop."""
+    stop. After a fault of its device the process ends here, with exit code 71."""
     signal.signal(signal.SIGINT, _interrupt)
     asyncio.run(_serve(config, role, make_service))
 
@@ -88,9 +98,18 @@ async def _serve(config: ServerConfig, role: str, make_service: MakeService) -> 
             telemetry.show(service.describe(), service.stats, service.measures, start_up)
             log.info("%s server ready on %s:%d after %s", role, config.host, server.port, start_up)
             await server.wait_until_stopped(service.drain)
+        except DeviceFaultError:
+            # Whoever noticed the fault has logged it, and all calls have ended. Closing the service would
+            # wait for the GPU.
+            leave_at_once(DEVICE_FAULT_EXIT_CODE)
+        except Exception:
+            leave_within(FAULT_GRACE_S, FAULT_EXIT_CODE)
+            raise
         finally:
             await service.close()
         if tracing is not None:
             await asyncio.to_thread(tracing.close)
+    except DeviceFaultError:  # while the service was made
+        leave_at_once(DEVICE_FAULT_EXIT_CODE)
     finally:
         await telemetry.close()

@@ -6,6 +6,7 @@
 | 1 | can't start or continue; one line gives the reason |
 | 2 | a bad flag or environment variable; one line names it |
 | 70 | a bug in Twinfang; the log has the traceback |
+| 71 | the server's GPU failed or hangs; one line of the log says how |
 | 130 | interrupted before start-up was complete |
 """
 
@@ -21,6 +22,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import NoReturn
 
+from telemetry.process_end import FAULT_EXIT_CODE
 from twinfang.commands.spelling import with_flags
 from twinfang.commands.table import COMMANDS, Command
 from twinfang.flags.flag import Flag, add_flags, resolve
@@ -30,7 +32,6 @@ from wire.errors import ConfigError, TwinfangError
 
 log = logging.getLogger(__name__)
 
-FAULT_EXIT_CODE = 70
 INTERRUPTED_EXIT_CODE = 130
 
 GRPC_SETTINGS = {"GRPC_VERBOSITY": "ERROR", "GRPC_ENABLE_FORK_SUPPORT": "0"}

@@ -178,6 +178,14 @@ class GroupLostError(TwinfangError):
     told_clients = "a server that the model needs is gone; send the request again"
 
 
+class DeviceFaultError(TwinfangError):
+    """A server's GPU has failed. Only a new process can use the GPU again."""
+
+    http_status = 503
+    code = "device_fault"
+    told_clients = "a server's GPU failed; send the request again"
+
+
 class DeadlineError(TwinfangError):
     """Something took longer than its deadline."""
 

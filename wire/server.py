@@ -35,6 +35,8 @@ requests or have taken the requests over."""
 DRAIN_POLL_S = 0.02
 STOP_GRACE_S = 2.0
 """How long calls in progress may take when the server stops, before they are cut."""
+FAULT_GRACE_S = 0.2
+"""The same after a fault. Nothing more is computed; this is for outputs that wait to be sent."""
 
 
 class GrpcServer:
@@ -54,6 +56,7 @@ class GrpcServer:
         self._stopping = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._fault: BaseException | None = None
+        self._failed = asyncio.Event()
 
     def add_service(self, name: str, handlers: dict[str, grpc.RpcMethodHandler[Any, Any]]) -> None:
         self._server.add_generic_rpc_handlers((service(name, handlers),))
@@ -107,6 +110,7 @@ class GrpcServer:
         """Ends the process with ``fault``, or with the first of several faults. May be called from any
         thread."""
         self._fault = self._fault or fault
+        self._loop.call_soon_threadsafe(self._failed.set)
         self._loop.call_soon_threadsafe(self._stopping.set)
 
     async def wait_until_stopped(self, drain: Callable[[], Awaitable[None]] | None = None) -> None:
@@ -114,15 +118,26 @@ class GrpcServer:
 
         Raises the fault given to :meth:`fail`. ``drain`` finishes requests under way or passes them to other
         servers, and ends calls that would never end by themselves, such as streams. It is not called after a
-        fault: there is nothing left to pass on.
+        fault: there is nothing left to pass on. A fault also ends a drain, which could wait for an engine
+        that has failed.
         """
         for signum in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(signum, self._stopping.set)
         await self._stopping.wait()
         await self.health.set("stopping")
         if drain is not None and self._fault is None:
-            await drain()
+            await self._drain(drain)
         self.health.close()
-        await self._server.stop(STOP_GRACE_S)
+        await self._server.stop(STOP_GRACE_S if self._fault is None else FAULT_GRACE_S)
         if self._fault is not None:
             raise self._fault
+
+    async def _drain(self, drain: Callable[[], Awaitable[None]]) -> None:
+        draining, failed = asyncio.ensure_future(drain()), asyncio.ensure_future(self._failed.wait())
+        try:
+            await asyncio.wait({draining, failed}, return_when=asyncio.FIRST_COMPLETED)
+            if draining.done():
+                draining.result()
+        finally:
+            draining.cancel()
+            failed.cancel()

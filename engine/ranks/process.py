@@ -13,9 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from engine.config import EngineConfig
+from engine.device_faults import reported, start_faults
 from engine.engine import Engine
 from engine.group.lockstep import FollowingLockstep
 from engine.group.mesh import Listener
@@ -24,8 +25,8 @@ from engine.priority import lower_priority
 from engine.ranks.membership import Membership
 from engine.ranks.node_links import call_rank_0
 from engine.ranks.worker import RankWorker
-from telemetry.process_end import end_process
-from wire.errors import TwinfangError, WireError
+from telemetry.process_end import DEVICE_FAULT_EXIT_CODE, end_process
+from wire.errors import DeviceFaultError, TwinfangError, WireError
 from wire.messages.ranks import LeaveServer, RankLeaves, RankLog, RankMet
 
 log = logging.getLogger(__name__)
@@ -149,18 +150,26 @@ def _run(main: RankMain, place: RankPlace, connection: Connection) -> None:
         membership = place.enter()
         if is_elsewhere:
             home.send(RankMet())
-        main(_make_engine(place.config, membership, link), link)
+        with start_faults():
+            engine = _make_engine(place.config, membership, link)
+        main(engine, link)
         membership.end()
         end_process(0)
     except EOFError:
         log.warning("rank 0 is gone; ending")
         os._exit(1)  # threads of the transfer layer may still run
+    except DeviceFaultError as fault:  # whoever noticed it has logged it
+        end_rank(fault)
     except TwinfangError as error:
         log.error("%s", error.message)
         os._exit(1)
-    except BaseException:
-        log.exception("ended by a fault")
-        os._exit(1)
+    except BaseException as error:
+        end_rank(reported(error, "this rank"))
+
+
+def end_rank(fault: BaseException) -> NoReturn:
+    """Ends this rank's process at once, because of a fault that is logged. Rank 0 then ends the server."""
+    os._exit(DEVICE_FAULT_EXIT_CODE if isinstance(fault, DeviceFaultError) else 1)
 
 
 def _make_engine(config: EngineConfig, membership: Membership, link: RankLink) -> Engine:

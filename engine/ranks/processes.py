@@ -18,8 +18,9 @@ from engine.parallel.tensor_parallel import leave
 from engine.ranks.membership import Membership
 from engine.ranks.node_links import NodeLinks
 from engine.ranks.process import RankMain, RankPlace, RankProcess
+from telemetry.process_end import DEVICE_FAULT_EXIT_CODE
 from wire.codec import encode
-from wire.errors import TwinfangError, WireError
+from wire.errors import DeviceFaultError, TwinfangError, WireError
 from wire.messages.ranks import RankLeaves, Stop
 
 log = logging.getLogger(__name__)
@@ -159,7 +160,8 @@ class RankProcesses:
             message = f"rank {rank} has ended with exit code {process.exit_code}"
         if self._has_joined:
             log.error("%s", message)
-            self._on_fatal(RuntimeError(message))
+            is_device_fault = process is not None and process.exit_code == DEVICE_FAULT_EXIT_CODE
+            self._on_fatal(DeviceFaultError(message) if is_device_fault else RuntimeError(message))
         elif not self._has_failed.wait(FAILURE_GRACE_S):
             log.error("%s", message)
             for child in multiprocessing.active_children():

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
+from engine.device_faults import check_device
 from kv_transfer.nixl.agent import PreparedList, TransferAgent
 from kv_transfer.nixl.descriptors import EPOCH_BYTES, Share, cells_of, own_list, peer_list
 from kv_transfer.nixl.flights import Flights, Patience, PeerMemory
@@ -151,7 +153,14 @@ class PeerMemories:
         return any(one.name == name for peer in self._peers.values() for one in peer.ranks)
 
     def _lost(self, one: PeerMemory) -> None:
-        """Forgets the server of a rank that can't be read from any more."""
+        """Forgets the server of a rank that can't be read from any more.
+
+        Raises :class:`wire.errors.DeviceFaultError` if the read failed because our own GPU has failed.
+        Otherwise an idle server, which launches no step, would fail one read after the other.
+        """
+        region = self._ours.kv_region
+        if region.memory == "VRAM":
+            check_device(torch.device("cuda", region.device_id))
         self.forget(one.incarnation)
 
     def forget(self, incarnation: str) -> None:

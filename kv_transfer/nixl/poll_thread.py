@@ -11,6 +11,8 @@ import queue
 import threading
 from collections.abc import Callable
 
+from engine.device_faults import reported
+
 log = logging.getLogger(__name__)
 
 JOIN_TIMEOUT_S = 10.0
@@ -59,7 +61,8 @@ class PollThread:
     NIXL runs without its own progress thread (measured: that costs 5 % of a core when idle), so only these
     polls make its transfers progress.
 
-    An exception that escapes is a bug: ``on_fatal`` gets it, and the process is expected to end.
+    An exception that escapes is a fault of the device or a bug. ``on_fatal`` gets it, and the process is
+    expected to end.
     """
 
     def __init__(
@@ -88,8 +91,7 @@ class PollThread:
             while self._work_for(delay_s):
                 delay_s = self._poll()
         except BaseException as error:
-            log.exception("the transfer thread failed")
-            self._on_fatal(error)
+            self._on_fatal(reported(error, "the transfer thread"))
 
     def _work_for(self, delay_s: float | None) -> bool:
         """Waits up to ``delay_s`` seconds for work, then runs all of it. Returns False after :meth:`stop`."""

@@ -15,7 +15,7 @@ import torch
 from engine.engine import Engine
 from engine.group.rank_link import RankLink
 from engine.memory.caches import Caches
-from engine.ranks.process import RankMain, work
+from engine.ranks.process import RankMain, end_rank, work
 from engine.ranks.worker import RankWorker
 from kv_transfer.nixl.flights import Patience
 from kv_transfer.nixl.poll_thread import PollThread, idle_delay, poll_delay
@@ -43,17 +43,14 @@ def rank_main(role: Role) -> RankMain:
 def serve_rank(engine: Engine, link: RankLink) -> None:
     """Runs a rank of a prefill or a decode server."""
     incarnation = link.receive(Introduce).incarnation
-    failures: list[BaseException] = []
     exchange = RankExchange(
-        engine.caches, link, incarnation=incarnation, rank=engine.tp.rank, on_fatal=failures.append
+        engine.caches, link, incarnation=incarnation, rank=engine.tp.rank, on_fatal=end_rank
     )
     try:
         link.takers = exchange.takers()
         RankWorker(engine, link).run()
     finally:
         exchange.close()
-    if failures:
-        raise failures[0]
 
 
 class RankExchange:

@@ -12,20 +12,27 @@ A fault is on while a file of its name lies in the folder that the environment n
 | ``late-start`` | waits, with everything imported, before it takes its port |
 | ``slow-steps`` | rests for 20 ms before each step of a decode server: requests wait as on a small machine |
 | ``slower-steps`` | rests for 100 ms before each such step: answers last as long as a test looks at them |
+| ``lost-gpu`` | gets the error of a lost CUDA context from a step of a decode server; only the first server |
+| ``hanging-step`` | waits for ever in such a step, like one whose kernel hangs; only the first server |
+| ``no-gpu-memory`` | gets torch's out-of-memory error while the engine warms up |
 | ``no-renewal`` | lets the leases of waiting requests expire: a bug on purpose, which tests must find |
 | ``no-quarantine`` | reuses the destination of a read that missed its deadline: also a bug on purpose |
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+import torch
 
 from engine.engine import Engine
 from engine.schedule.cache_modes import StateBlocks
@@ -41,6 +48,17 @@ REST_S = 0.02
 LONG_REST_S = 0.1
 SMALL_CHUNK = 32
 REST_AFTER_CHUNK_S = 0.05
+FEW_TOKENS = 8
+LOST_CONTEXT = (
+    "CUDA error: an illegal memory access was encountered\n"
+    "CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below "
+    "might be incorrect.\n"
+)
+"""A message of torch, like the next one."""
+NO_MEMORY = (
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB of which 1.50 "
+    "GiB is free. Including non-PyTorch memory, this process has 77.60 GiB memory in use."
+)
 WAITS = "waits for its start"
 """Printed by a process with fault ``late-start`` when only the start itself is left to do."""
 
@@ -63,6 +81,9 @@ def inject(folder: Path) -> None:
     replace(TransferAgent, "notify", "late-done", _late_notify())
     replace(Engine, "step", "slow-steps", _step_after(REST_S))
     replace(Engine, "step", "slower-steps", _step_after(LONG_REST_S))
+    replace(Engine, "step", "lost-gpu", _once(folder / "lost-gpu", _lose_context))
+    replace(Engine, "step", "hanging-step", _once(folder / "hanging-step", _hang))
+    replace(Engine, "warm_up", "no-gpu-memory", _find_no_memory)
     replace(StateBlocks, "chunk_end", "small-chunks", _small_chunk_end)
     replace(Scheduler, "_plan_chunks", "small-chunks", _plan_chunks_slowly)
     replace(LeaseRenewer, "hold", "no-renewal", _do_nothing)
@@ -101,6 +122,32 @@ def _step_after(rest_s: float) -> Callable[..., Any]:
         return sound(engine)
 
     return rest_and_step
+
+
+def _once(switch: Path, faulty: Callable[[], None]) -> Callable[..., Any]:
+    """Runs ``faulty`` in one step of a decode server amid an answer: the fault switches itself off."""
+
+    def fail_and_step(sound: Callable[..., Any], engine: Engine) -> Any:
+        answers = engine.scheduler.running.values() if engine.config.role == "decode" else ()
+        if any(len(request.tokens) > request.num_prompt + FEW_TOKENS for request in answers):
+            with contextlib.suppress(FileNotFoundError):  # another server was faster
+                switch.unlink()
+                faulty()
+        return sound(engine)
+
+    return fail_and_step
+
+
+def _lose_context() -> None:
+    raise torch.AcceleratorError(LOST_CONTEXT)
+
+
+def _hang() -> None:
+    threading.Event().wait()
+
+
+def _find_no_memory(_sound: Callable[..., Any], _engine: Engine) -> None:
+    raise torch.OutOfMemoryError(NO_MEMORY)
 
 
 def _small_chunk_end(sound: Callable[..., Any], mode: StateBlocks, request: Any, start: int, end: int) -> Any:

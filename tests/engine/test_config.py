@@ -38,6 +38,8 @@ def configure(bundled_model):
         ({"ngram_min": 0}, "`ngram_min` must be at least 1, got 0"),
         ({"ngram_min": 5}, "`ngram_max` 4 is below `ngram_min` 5"),
         ({"steps_ahead": 2}, "`steps_ahead` must be 0 or 1, got 2"),
+        ({"step_deadline_s": -1.0}, "`step_deadline_s` must be at least 0, got -1.0"),
+        ({"step_deadline_s": float("nan")}, "`step_deadline_s` must be at least 0, got nan"),
         (
             {"max_num_seqs": 8, "max_batch_tokens": 31, "num_speculative": 3},
             "`max_batch_tokens` 31 is below `max_num_seqs` 8 x (1 + `num_speculative` 3)",
@@ -111,3 +113,10 @@ def test_only_a_gpu_runs_a_step_ahead_unless_told(configure):
     assert configure(sanitize=True).resolve_steps_ahead(torch.device("cuda")) == 0
     with pytest.raises(ConfigError, match=r"`steps_ahead` 1 and `sanitize` exclude each other.*leave one"):
         configure(steps_ahead=1, sanitize=True)
+
+
+def test_only_a_gpu_s_steps_have_a_deadline_unless_told(configure):
+    assert configure().resolve_step_deadline(torch.device("cuda")) == 60
+    assert configure().resolve_step_deadline(torch.device("cpu")) == 0
+    assert configure(step_deadline_s=0.0).resolve_step_deadline(torch.device("cuda")) == 0
+    assert configure(step_deadline_s=2.0).resolve_step_deadline(torch.device("cpu")) == 2

@@ -182,6 +182,7 @@ def prepare_plan(values: argparse.Namespace) -> Callable[[], None]:
         "device": "auto",
         "steps_ahead": None,
         "sanitize": False,
+        "step_deadline": None,
         "threads": None,
         "nice": 0,
     }
@@ -235,6 +236,7 @@ def _engine_config(
         ngram_max=values.ngram_max,
         steps_ahead=values.steps_ahead,
         sanitize=values.sanitize,
+        step_deadline_s=values.step_deadline,
         num_threads=values.threads or max(1, usable_cores() // num_ranks_here),
         niceness=values.nice,
         tensor_parallel=values.tensor_parallel,

@@ -23,6 +23,7 @@ from twinfang.flags.values import (
     positive,
     some_text,
     yes_or_no,
+    zero_or_more,
 )
 
 BUNDLED_MODEL = Path(__file__).parents[1] / "bundled_model"
@@ -297,6 +298,12 @@ SANITIZE = Flag(
     default_text="off",
     is_switch=True,
 )
+STEP_DEADLINE = Flag(
+    *("--step-deadline", "SECONDS", zero_or_more("seconds")),
+    "a step that takes longer shows that the GPU hangs, and the server ends; 0: steps may take any time",
+    default_text="60 on a GPU, 0 on a CPU",
+    setting="step_deadline_s",
+)
 
 
 LOG_LEVEL = Flag(
@@ -345,7 +352,7 @@ SPECULATION = (SPECULATIVE, DRAFTER, NGRAM_MIN, NGRAM_MAX)
 DECODING = FlagGroup("decoding", (*SPECULATION, STEPS_AHEAD))
 LOGS = FlagGroup("logs", (LOG_LEVEL, NAME))
 
-CHECKS = FlagGroup("checks", (SANITIZE,))
+CHECKS = FlagGroup("checks", (SANITIZE, STEP_DEADLINE))
 
 PLAN_FLAGS = FlagGroup("server", (PLAN_ROLE, GPU_MEMORY, *CAPACITY, *rank_flags.RANKS, *SPECULATION))
 PLAN_SPEED = FlagGroup(

@@ -30,7 +30,7 @@ sooner its request joins the decode steps of other requests, and one more row ma
 With equal niceness, the steps of a single row, each a pass over all weights, take half of the cores from
 waiting prompts. At 10, decode gets only a tenth of the cores while prompts are computed."""
 
-_ENGINE_FLAGS = (*table.MODEL_FLAGS.flags, *table.CAPACITY, *table.DECODING.flags, table.SANITIZE)
+_ENGINE_FLAGS = (*table.MODEL_FLAGS.flags, *table.CAPACITY, *table.DECODING.flags, *table.CHECKS.flags)
 _ROLE_FLAGS = {
     "prefill": (table.LEASE_TTL,),
     "decode": (table.TRANSFER_DEADLINE, table.LOCAL_PREFILL),

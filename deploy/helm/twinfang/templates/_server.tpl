@@ -215,6 +215,8 @@ containers:
     ports: {{- include "twinfang.containerPorts" . | nindent 6 }}
     {{- include "twinfang.serverProbes" . | nindent 4 }}
     {{- end }}
+    # The line in which a server says why it ended, for kubectl describe.
+    terminationMessagePolicy: FallbackToLogsOnError
     # Routers that see the pod being deleted have its requests move; this waits until nothing is left, or its time
     # is over. Then comes SIGTERM.
     lifecycle:
