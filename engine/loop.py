@@ -12,6 +12,7 @@ from engine.engine import Engine
 from engine.priority import lower_priority
 from engine.ranks.lead import LeadEngine
 from engine.step_result import StepResult
+from kernels.gpu.current_device import use_device
 from wire.errors import GroupLostError
 
 log = logging.getLogger(__name__)
@@ -56,6 +57,7 @@ class EngineLoop:
 
     def _run(self) -> None:
         try:
+            use_device(self._engine.device)
             lower_priority(self._engine.config.niceness)
             idle = True
             while self._handle_events(wait=idle):
