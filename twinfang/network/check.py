@@ -29,6 +29,7 @@ from engine.memory.caches import Caches, CacheSpec
 from kv_transfer.handshake import introduce
 from kv_transfer.leases.source import SourceListener, TransferSource, transfer_handlers
 from kv_transfer.nixl.agent import NIXL_ERRORS
+from kv_transfer.nixl.transfer_thread import TransferThread
 from kv_transfer.reads.sink import TransferSink
 from kv_transfer.reads.transfer import TransferListener, TransferResult
 from twinfang.network.ucx_advice import Advice, advise, needed_transport_advice
@@ -159,26 +160,21 @@ def run_listener(host: str, port: int, device: str, facts: HostFacts, _log: Path
     asyncio.run(_listen(host, port, device, facts))
 
 
-class _Lender(SourceListener):
-    def __init__(self, server: GrpcServer) -> None:
-        self._server = server
-
-    def failed(self, fault: BaseException) -> None:
-        self._server.fail(fault)
-
-
 async def _listen(host: str, port: int, device: str, facts: HostFacts) -> None:
     server = GrpcServer(host, port)
     caches = _caches(device)
     caches.kv.view(torch.uint8).fill_(PATTERN)
+    introduction = _introduce(caches)
+    thread = TransferThread(caches, introduction.incarnation, server.fail)
     source = TransferSource(
-        caches,
-        _introduce(caches),
-        _Lender(server),
+        thread,
+        introduction,
+        SourceListener(),
         address=host_port(host, server.port),
         lease_ttl_s=LEASE_TTL_S,
         max_leases=MAX_LEASES,
     )
+    thread.start(source)
 
     async def probe(request: Probe, _context: object) -> ProbeReply:
         if not 1 <= request.num_blocks <= NUM_BLOCKS:
@@ -197,7 +193,7 @@ async def _listen(host: str, port: int, device: str, facts: HostFacts) -> None:
         print(f"listening; on the other side: twinfang check-network {host}:{server.port}", flush=True)
         await server.wait_until_stopped()
     finally:
-        await asyncio.to_thread(source.close)
+        await asyncio.to_thread(thread.close)
 
 
 # --- the side that reads --------------------------------------------------------------------------
@@ -215,8 +211,10 @@ def run_check(peer: str, device: str, facts: HostFacts, log: Path, *, as_json: b
 async def _check(peer: str, device: str, facts: HostFacts, log: Path) -> Report:
     caches = _caches(device)
     caches.kv.view(torch.uint8).fill_(0)  # the system maps memory only when it is first used
-    reader = _Reader()
-    sink = TransferSink(caches, _introduce(caches), reader)
+    reader, introduction = _Reader(), _introduce(caches)
+    thread = TransferThread(caches, introduction.incarnation, reader.failed)
+    sink = TransferSink(thread, introduction, reader)
+    thread.start(sink)
     channel = open_channel(peer)
     try:
         reply: HandshakeReply = await call(channel, HANDSHAKE, sink.introduction, timeout_s=TIMEOUT_S)
@@ -235,7 +233,7 @@ async def _check(peer: str, device: str, facts: HostFacts, log: Path) -> Report:
             large.append(result)
     finally:
         await channel.close()
-        await asyncio.to_thread(sink.close)
+        await asyncio.to_thread(thread.close)
     if not bool((caches.kv[1:].view(torch.uint8) == PATTERN).all()):
         raise TransferError(f"the bytes read from {peer} differ from those that it lends")
     return _report(caches, log, facts, there, small, large)
@@ -244,6 +242,9 @@ async def _check(peer: str, device: str, facts: HostFacts, log: Path) -> Report:
 class _Reader(TransferListener):
     """Collects results of reads. After a fault of the transfer thread no result comes; :func:`_hand_over`
     then waits in vain until its timeout."""
+
+    def failed(self, fault: BaseException) -> None:
+        """The transfer thread has logged the fault."""
 
     def __init__(self) -> None:
         self.results: queue.SimpleQueue[TransferResult] = queue.SimpleQueue()
