@@ -343,13 +343,14 @@ class EngineConfig:
     def resolve_device(self, rank: int = 0) -> torch.device:
         """Returns the device of a rank; ``auto`` is the GPU if there is one.
 
-        If several ranks run on one host, each has its own GPU. Raises :class:`ConfigError` for ``auto`` if
-        there is a GPU that CUDA can't use.
+        If several ranks run on one host, each has its own GPU. A GPU always has its index, because a thread
+        can't make a GPU without an index current. Raises :class:`ConfigError` for ``auto`` if there is a GPU
+        that CUDA can't use.
         """
         name = self.device
         if name == "auto":
             name = default_device()
-        if name == "cuda" and self.num_expert_ranks > 1:
+        if name == "cuda":
             first_here = self.data_parallel.local_rank * self.tensor_parallel
             name = f"cuda:{first_here + rank - self.nodes.ranks(self.tensor_parallel).start}"
         return torch.device(name)
@@ -379,6 +380,7 @@ class EngineConfig:
         if self.cache_memory_bytes is not None:
             return self.cache_memory_bytes
         if device.type == "cuda":
+            torch.cuda.empty_cache()  # what loading the weights has freed is free only to torch until then
             free_bytes, _ = torch.cuda.mem_get_info(device)
             return gpu_cache_bytes(free_bytes)
         return DEFAULT_CPU_CACHE_BYTES

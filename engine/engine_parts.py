@@ -23,6 +23,7 @@ from engine.step.checks import Checks, NoChecks
 from engine.step.row_table import RowTable
 from engine.step.runner import StepRunner
 from kernels.cpu.host_memory import keep_freed_memory
+from kernels.gpu.current_device import use_device
 from telemetry.start_up import StartUp
 
 
@@ -50,6 +51,7 @@ class EngineParts:
         :class:`wire.errors.CapacityError` if the memory is too small for the configuration.
         """
         device = config.resolve_device(tp.rank)
+        use_device(device)
         model_config = read_config(config.model_dir, config.dtype, device)
         config.apply_threads(model_config.dtype)
         if device.type == "cpu":

@@ -17,6 +17,7 @@ from engine.priority import lower_priority
 from engine.ranks.lead import LeadEngine
 from engine.step_result import StepResult
 from engine.watchdog import NoWatch, Watch, Watchdog
+from kernels.gpu.current_device import use_device
 from wire.errors import DeviceFaultError, GroupLostError
 
 log = logging.getLogger(__name__)
@@ -74,6 +75,7 @@ class EngineLoop:
 
     def _run(self) -> None:
         try:
+            use_device(self._engine.device)
             lower_priority(self._engine.config.niceness)
             idle = True
             while self._handle_events(wait=idle):

@@ -17,6 +17,7 @@ from kv_transfer.engine_server import EngineServerConfig
 from kv_transfer.handshake import introduce
 from kv_transfer.leases.progress_feed import ProgressFeeds
 from kv_transfer.leases.source import EndedLease, SourceListener, TransferSource, transfer_handlers
+from kv_transfer.nixl.transfer_thread import TransferThread
 from kv_transfer.ranks.other_ranks import OtherRanks
 from kv_transfer.reads.failure_counts import FailureCounts
 from kv_transfer.reads.followers import Followers
@@ -58,16 +59,16 @@ class StateExchange(TransferListener, SourceListener):
     ) -> None:
         self._host = host
         self._engine = host.engine
-        self._server = server
         self._listener = listener
         self._transfer_deadline_s = config.transfer_deadline_s
         caches, ranks = self._engine.caches, host.ranks
         num_ranks = 1 if ranks is None else ranks.size
         introduction = introduce(caches, incarnation, self._engine.fingerprint, num_ranks=num_ranks)
-        self._sink = TransferSink(caches, introduction, self, ranks)
+        self._thread = TransferThread(caches, incarnation, server.fail)
+        self._sink = TransferSink(self._thread, introduction, self, ranks)
         self._other_ranks = OtherRanks(ranks, self._sink.take_report, incarnation=incarnation)
         self._source = TransferSource(
-            caches,
+            self._thread,
             introduction,
             self,
             address=host_port(config.advertise_host or config.host, server.port),
@@ -75,6 +76,7 @@ class StateExchange(TransferListener, SourceListener):
             max_leases=self._engine.capacity.max_held + 1,
             other_ranks=self._other_ranks.memories(),
         )
+        self._thread.start(self._source, self._sink)
         # Only the engine's thread uses the next four fields.
         self._reading: dict[str, Request] = {}  # requests whose state is being read
         self._tickets: dict[str, AnyTicket] = {}  # tickets of the leases held, by request
@@ -122,14 +124,13 @@ class StateExchange(TransferListener, SourceListener):
         self._followers.stop_all()
 
     async def close(self) -> None:
-        """Closes both sides and stops the engine, which must stop before the memory that others read is
+        """Stops the engine, then both sides: the engine must stop before the memory that others read is
         released."""
         await self._followers.close()
         await self._keeper.close()
         await self.peers.close()
         await asyncio.to_thread(self._host.stop)
-        await asyncio.to_thread(self._sink.close)
-        await asyncio.to_thread(self._source.close)
+        await asyncio.to_thread(self._thread.close)
 
     # --- on the engine's thread ------------------------------------------------------------------
 
@@ -319,6 +320,3 @@ class StateExchange(TransferListener, SourceListener):
 
     def serving(self, is_on: bool) -> None:
         self._other_ranks.serve(is_on)
-
-    def failed(self, fault: BaseException) -> None:
-        self._server.fail(fault)

@@ -97,14 +97,14 @@ def _measure_idle(ask: Ask) -> dict[str, float]:
     """Returns each process's share of a core with a connected peer and nothing to move."""
     case = ONE_BLOCK
     ask(Source.open, case)
-    sink = open_sink(case.caches(), End(), ask)
+    thread, _ = open_sink(case.caches(), End(), ask)
     ticket = ask(Source.grant, case.block_ids)
     shares = {"prefill side, one lease held and not read": ask(_cpu_share_there, IDLE_S)}
     ask(_end_lease, ticket)
     time.sleep(CONNECT_WINDOW_S)
     shares["prefill side, no lease"] = ask(_cpu_share_there, IDLE_S)
     shares["decode side, no read"] = _cpu_share(IDLE_S)
-    sink.close()
+    thread.close()
     return shares
 
 

@@ -153,6 +153,11 @@ class Caches:
         )
 
     @property
+    def device(self) -> torch.device:
+        """Device of both pools."""
+        return self.state.device
+
+    @property
     def num_blocks(self) -> int:
         return self.kv_layout.num_units
 

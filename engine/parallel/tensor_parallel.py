@@ -19,6 +19,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import Store
 
 from engine.parallel.expert_parallel import NO_EXPERT_PARALLEL, ExpertParallel
+from kernels.gpu.current_device import use_device
 
 CPU = torch.device("cpu")
 START_TIMEOUT_S = 300.0
@@ -114,7 +115,7 @@ def make_process_group(store: Store, rank: int, size: int, device: torch.device)
     """Make torch's default process group: NCCL for GPUs, gloo elsewhere."""
     timeout = timedelta(seconds=START_TIMEOUT_S)
     if device.type == "cuda":
-        torch.cuda.set_device(device)  # kernels are launched on this device, wherever their tensors are
+        use_device(device)
         dist.init_process_group(
             "nccl", store=store, rank=rank, world_size=size, timeout=timeout, device_id=device
         )

@@ -107,7 +107,8 @@ class StepGraphs:
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         pool = None if self._graph is None else self._graph.pool()
-        with torch.cuda.graph(graph, pool=pool):
+        # "thread_local": other threads, such as NCCL's watchdog, go on calling CUDA during the capture.
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             step, tensors = run()
         self._graph = graph
         # The hidden states stay in the pool, where other graphs may use their memory.

@@ -1,1 +1,1 @@
-"""The common parts of Triton kernels: compilation, tiles for a device, strides."""
+"""The common parts of Triton kernels (compilation, tiles, strides), and a thread's current GPU."""

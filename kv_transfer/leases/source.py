@@ -17,11 +17,11 @@ from typing import Any, Literal
 import grpc
 import torch
 
-from engine.memory.caches import Caches
 from kv_transfer.handshake import check_same_model
 from kv_transfer.leases.lease_table import Lease, LeaseTable
-from kv_transfer.nixl.agent import TransferAgent, memory_of, region_of
-from kv_transfer.nixl.poll_thread import PollThread, idle_delay, poll_delay
+from kv_transfer.nixl.agent import region_of
+from kv_transfer.nixl.poll_thread import idle_delay, poll_delay
+from kv_transfer.nixl.transfer_thread import ThreadUser, TransferThread
 from wire.codec import decode
 from wire.errors import WireError
 from wire.messages.generation import Empty
@@ -70,21 +70,18 @@ class SourceListener:
     def serving(self, is_on: bool) -> None:
         """Called with True when other servers may begin to read, and with False when reads are over."""
 
-    def failed(self, fault: BaseException) -> None:
-        """Called for a bug in the transfer thread: no lease ends any more, and the process should end."""
 
+class TransferSource(ThreadUser):
+    """Owns a lending server's leases. Methods are thread-safe.
 
-class TransferSource:
-    """Owns a lending server's leases and the NIXL agent for them. Methods are thread-safe.
-
-    ``introduction`` is the message that this server sends in a handshake; other servers reach it at
-    ``address``. ``other_ranks`` is the memory of tensor-parallel ranks 1 and up, which hold shares of the
-    same blocks and slots.
+    ``thread`` has the memory that is lent. ``introduction`` is the message that this server sends in a
+    handshake; other servers reach it at ``address``. ``other_ranks`` is the memory of tensor-parallel ranks 1
+    and up, which hold shares of the same blocks and slots.
     """
 
     def __init__(
         self,
-        caches: Caches,
+        thread: TransferThread,
         introduction: HandshakeRequest,
         listener: SourceListener,
         *,
@@ -100,11 +97,12 @@ class TransferSource:
         self._lease_ttl_s = lease_ttl_s
         self._leases = LeaseTable(epochs.numpy(), ttl_s=lease_ttl_s, clock=time.monotonic)
         self._lock = threading.Lock()  # for the lease table: the engine grants, several threads end leases
-        self._agent = TransferAgent(introduction.incarnation, [caches.kv, caches.state, epochs])
+        self._thread = thread
+        thread.agent.register(epochs)
         self._reply = HandshakeReply(
             incarnation=introduction.incarnation,
             fingerprint=introduction.fingerprint,
-            ranks=(memory_of(caches, self._agent), *other_ranks),
+            ranks=(thread.memory, *other_ranks),
             epoch_region=region_of(epochs),
         )
         self._is_serving = False
@@ -112,7 +110,6 @@ class TransferSource:
         self._connect_until_s = 0.0
         self._reader_until_s = 0.0
         self._last_unread_s = -math.inf
-        self._thread = PollThread("transfer", self._poll, listener.failed)
 
     @property
     def num_leases(self) -> int:
@@ -206,15 +203,9 @@ class TransferSource:
         self._thread.post(self._expect_reader)
         return RenewedLeases(tuple(ended))
 
-    def close(self) -> None:
-        self._thread.stop()
-        self._agent.close()
-
     # --- on the transfer thread ------------------------------------------------------------------
 
-    def _poll(self) -> float:
-        for sender, message in self._agent.poll():
-            self._on_notification(sender, message)
+    def poll(self) -> float:
         with self._lock:
             expired = self._leases.end_expired()
         for lease in expired:
@@ -232,7 +223,7 @@ class TransferSource:
             return True
         return now <= max(self._connect_until_s, self._last_news_s + LINGER_S)
 
-    def _on_notification(self, sender: str, message: bytes) -> None:
+    def notified(self, sender: str, message: bytes) -> None:
         try:
             done = decode(message, Done)
         except WireError as error:

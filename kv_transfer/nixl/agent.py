@@ -59,8 +59,16 @@ class TransferAgent:
     def __init__(self, name: str, tensors: Sequence[torch.Tensor]) -> None:
         # No progress thread: the transfer thread polls exactly while there is something to move.
         self._agent = nixl_agent(name, nixl_agent_config(enable_prog_thread=False, backends=["UCX"]))
+        self.name = name
         self._lists: set[PreparedList] = set()
-        self._registered = [self._agent.register_memory([tensor]) for tensor in tensors if tensor.numel() > 0]
+        self._registered: list[Any] = []
+        for tensor in tensors:
+            self.register(tensor)
+
+    def register(self, tensor: torch.Tensor) -> None:
+        """Lets NIXL write to a tensor, and lets peers read it that get :attr:`metadata` from now on."""
+        if tensor.numel() > 0:
+            self._registered.append(self._agent.register_memory([tensor]))
 
     @property
     def metadata(self) -> bytes:
@@ -83,6 +91,8 @@ class TransferAgent:
 
     def remove_peer(self, name: str) -> None:
         """Disconnects from a peer. Reads of it that are under way don't stop: their bytes still land."""
+        if name == self.name:
+            return
         try:
             self._agent.remove_remote_agent(name)
         except NIXL_ERRORS as error:

@@ -78,6 +78,13 @@ def peer_list(theirs: RankMemory, share: Share) -> Descriptors:
     )
 
 
+def null_indices(memory: RankMemory, share: Share) -> Indices:
+    """Returns the indices of the null block and the null slot in :func:`own_list` or :func:`peer_list`."""
+    num_block, num_slot = len(share.block), len(share.slot)
+    first_of_slots = memory.kv_layout.num_units * num_block
+    return np.concatenate([np.arange(num_block), first_of_slots + np.arange(num_slot)])
+
+
 def _check_length(count: int, what: str) -> None:
     if count > MAX_DESCRIPTORS:
         raise HandshakeError(f"a list of {count} {what} is longer than the limit of {MAX_DESCRIPTORS}")

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from engine.device_faults import check_device
-from kv_transfer.nixl.agent import PreparedList, TransferAgent
-from kv_transfer.nixl.descriptors import EPOCH_BYTES, Share, cells_of, own_list, peer_list
+from kv_transfer.nixl.agent import PreparedList, Read, TransferAgent
+from kv_transfer.nixl.descriptors import EPOCH_BYTES, Share, cells_of, null_indices, own_list, peer_list
 from kv_transfer.nixl.flights import Flights, Patience, PeerMemory
 from kv_transfer.nixl.unit_cut import cut_unit
 from wire.errors import TransferError
@@ -39,17 +39,17 @@ def agent_name(incarnation: str, rank: int) -> str:
 class PeerMemories:
     """The peers, by incarnation. Used on the transfer thread, except :meth:`knows`.
 
-    ``rank`` is our own rank. Rank 0 validates leases, so it connects to each peer's rank 0 even if the peer's
-    rank 0 holds none of our data. The few bytes of a first read are written to ``scratch``.
+    ``rank`` is our own rank. The rank that validates leases has ``epochs``, registered memory that it reads
+    epochs into; it connects to each peer's rank 0 even if that rank holds none of our data.
     """
 
-    def __init__(self, agent: TransferAgent, ours: RankMemory, *, rank: int, scratch: Region) -> None:
+    def __init__(self, agent: TransferAgent, ours: RankMemory, *, rank: int, epochs: Region | None) -> None:
         self._agent = agent
         self.flights = Flights(agent, self._lost)
         """Reads of peers' memory, for any purpose."""
         self._ours = ours
         self._rank = rank
-        self._scratch = scratch
+        self._epochs = epochs
         self._peers: dict[str, Peer] = {}
         self._gone: list[PeerMemory] = []
 
@@ -61,7 +61,8 @@ class PeerMemories:
         return self._peers.get(incarnation)
 
     def connect(self, address: str, reply: HandshakeReply, on_connected: OnConnected) -> None:
-        """Adds a peer and reads once from each rank, so that no request waits for the first contact."""
+        """Adds a peer and reads once from each of its memories, so that no request waits for the first
+        contact."""
         if self.knows(reply.incarnation):
             on_connected(None)
             return
@@ -73,9 +74,16 @@ class PeerMemories:
         except TransferError as error:
             on_connected(error)
             return
-        first_contact = _FirstContact(len(peer.ranks), lambda error: self._met(peer, error, on_connected))
-        for one in peer.ranks:
-            self._read_once(one, self._place_in(reply, one), first_contact)
+        reads = [(one, start) for one in peer.ranks for start in self._first_reads(one, reply)]
+        first_contact = _FirstContact(len(reads), lambda error: self._met(peer, error, on_connected))
+        for one, start in reads:
+            self.flights.post(
+                one,
+                start,
+                patience=Patience(WARM_UP_DEADLINE_S),
+                on_end=first_contact.ended,
+                on_late=first_contact.late,
+            )
 
     def _met(self, peer: Peer, error: TransferError | None, on_connected: OnConnected) -> None:
         if error is None:
@@ -84,21 +92,19 @@ class PeerMemories:
             self._gone += peer.ranks
         on_connected(error)
 
-    def _place_in(self, reply: HandshakeReply, one: PeerMemory) -> Region:
-        """Returns the region that a first read reads from: the epochs, if this rank will read them later."""
-        if one.name == reply.incarnation and self._rank == 0:
-            return reply.epoch_region
-        return one.memory.state_region if one.share.slot else one.memory.kv_region
+    def _first_reads(self, one: PeerMemory, reply: HandshakeReply) -> Iterator[Callable[[], Read]]:
+        """Yields what starts the first reads from a rank: one for each path that later reads will take.
 
-    def _read_once(self, one: PeerMemory, region: Region, first_contact: _FirstContact) -> None:
-        few = np.array([(self._scratch.address, region.address, EPOCH_BYTES)], dtype=np.uint64)
-        self.flights.post(
-            one,
-            lambda: self._agent.read(one.name, few, local=self._scratch, remote=region),
-            patience=Patience(WARM_UP_DEADLINE_S),
-            on_end=first_contact.ended,
-            on_late=first_contact.late,
-        )
+        UCX sets up a path for a kind of memory and a size, and opens a peer's GPU memory when it first reads
+        it. So whole null entries are read, from pool to pool; nothing uses what a null entry holds.
+        """
+        if one.share.block or one.share.slot:
+            ours, theirs = (null_indices(memory, one.share) for memory in (self._ours, one.memory))
+            yield lambda: self._agent.read_listed(one.own_list, ours, one.peer_list, theirs)
+        if one.epochs is not None and self._epochs is not None:
+            here, there = self._epochs, reply.epoch_region
+            few = np.array([(here.address, there.address, EPOCH_BYTES)], dtype=np.uint64)
+            yield lambda: self._agent.read(one.name, few, local=here, remote=there)
 
     def _add_to_agent(self, address: str, reply: HandshakeReply) -> Peer:
         """Adds to NIXL the ranks that we read from. Raises :class:`TransferError` if one can't be added."""
@@ -106,7 +112,7 @@ class PeerMemories:
         slots = cut_unit(self._ours.state_layout, [one.state_layout for one in reply.ranks], rank=self._rank)
         added: list[PeerMemory] = []
         for rank, share in enumerate(map(Share, blocks, slots)):
-            is_needed = share.block or share.slot or (rank == 0 and self._rank == 0)
+            is_needed = share.block or share.slot or (rank == 0 and self._epochs is not None)
             if not is_needed:
                 continue
             try:
@@ -124,7 +130,7 @@ class PeerMemories:
         try:
             made.append(self._agent.prepare(None, own_list(ours, share), ours.kv_region))
             made.append(self._agent.prepare(name, peer_list(memory, share), memory.kv_region))
-            if rank == 0 and self._rank == 0:
+            if rank == 0 and self._epochs is not None:
                 made.append(self._agent.prepare(name, cells_of(reply.epoch_region), reply.epoch_region))
         except TransferError:
             for one in made:
@@ -142,6 +148,8 @@ class PeerMemories:
     def _add_rank(self, expected: str, metadata: bytes) -> str:
         if any(peer.name == expected for peer in self._gone):
             raise TransferError("earlier reads of this peer have not ended yet; try again later")
+        if expected == self._agent.name:  # a moved request came back: NIXL knows its own memory
+            return expected
         name = self._agent.add_peer(metadata)
         if name != expected:
             if not self._is_in_use(name):

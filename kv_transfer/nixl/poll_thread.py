@@ -1,4 +1,4 @@
-"""The transfer thread, the only thread that uses NIXL.
+"""A thread that polls NIXL.
 
 It polls while something can happen, and blocks otherwise. It polls often while an event is likely, and less
 often when nothing has happened for a while.
@@ -11,7 +11,10 @@ import queue
 import threading
 from collections.abc import Callable
 
+import torch
+
 from engine.device_faults import reported
+from kernels.gpu.current_device import use_device
 
 log = logging.getLogger(__name__)
 
@@ -55,23 +58,26 @@ def read_poll_delay(quiet_s: float) -> float:
 
 
 class PollThread:
-    """Runs posted work in order, and calls ``poll`` in between.
+    """Runs posted work in order, and calls ``poll`` in between, from :meth:`start` until :meth:`stop`.
 
     ``poll`` returns the seconds until its next call, or None if nothing can happen before new work is posted.
     NIXL runs without its own progress thread (measured: that costs 5 % of a core when idle), so only these
-    polls make its transfers progress.
+    polls make its transfers progress. The thread makes ``device`` current first: UCX looks for a CUDA context
+    on the thread that connects to a peer and reads from it.
 
     An exception that escapes is a fault of the device or a bug. ``on_fatal`` gets it, and the process is
     expected to end.
     """
 
-    def __init__(
-        self, name: str, poll: Callable[[], float | None], on_fatal: Callable[[BaseException], None]
-    ) -> None:
-        self._poll = poll
+    def __init__(self, name: str, device: torch.device, on_fatal: Callable[[BaseException], None]) -> None:
+        self._device = device
         self._on_fatal = on_fatal
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name)
+        self._poll: Callable[[], float | None] = lambda: None
+
+    def start(self, poll: Callable[[], float | None]) -> None:
+        self._poll = poll
         self._thread.start()
 
     def post(self, work: Callable[[], None]) -> None:
@@ -87,6 +93,7 @@ class PollThread:
 
     def _run(self) -> None:
         try:
+            use_device(self._device)
             delay_s: float | None = None
             while self._work_for(delay_s):
                 delay_s = self._poll()

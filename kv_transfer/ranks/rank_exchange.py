@@ -10,15 +10,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-import torch
-
 from engine.engine import Engine
 from engine.group.rank_link import RankLink
-from engine.memory.caches import Caches
 from engine.ranks.process import RankMain, end_rank, work
 from engine.ranks.worker import RankWorker
 from kv_transfer.nixl.flights import Patience
-from kv_transfer.nixl.poll_thread import PollThread, idle_delay, poll_delay
+from kv_transfer.nixl.peer_memories import agent_name
+from kv_transfer.nixl.poll_thread import idle_delay, poll_delay
+from kv_transfer.nixl.transfer_thread import ThreadUser, TransferThread
 from kv_transfer.reads.part import Part
 from kv_transfer.reads.part_reader import NOTHING, OwnReader, ReadSize
 from wire.errors import TransferError
@@ -43,35 +42,26 @@ def rank_main(role: Role) -> RankMain:
 def serve_rank(engine: Engine, link: RankLink) -> None:
     """Runs a rank of a prefill or a decode server."""
     incarnation = link.receive(Introduce).incarnation
-    exchange = RankExchange(
-        engine.caches, link, incarnation=incarnation, rank=engine.tp.rank, on_fatal=end_rank
-    )
+    thread = TransferThread(engine.caches, agent_name(incarnation, engine.tp.rank), end_rank)
+    exchange = RankExchange(thread, link, rank=engine.tp.rank)
+    thread.start(exchange)
     try:
         link.takers = exchange.takers()
         RankWorker(engine, link).run()
     finally:
-        exchange.close()
+        thread.close()
 
 
-class RankExchange:
-    """Both sides of the handoff on one rank, with one NIXL agent."""
+class RankExchange(ThreadUser):
+    """Both sides of the handoff on one rank."""
 
-    def __init__(
-        self,
-        caches: Caches,
-        link: RankLink,
-        *,
-        incarnation: str,
-        rank: int,
-        on_fatal: Callable[[BaseException], None],
-    ) -> None:
+    def __init__(self, thread: TransferThread, link: RankLink, *, rank: int) -> None:
+        self._thread = thread
         self._link = link
-        scratch = torch.zeros(1, dtype=torch.int64)
-        self._reader = OwnReader(caches, scratch, incarnation=incarnation, rank=rank)
+        self._reader = OwnReader(thread, rank=rank)
         self._is_serving = False
         self._last_news_s = 0.0
-        self._thread = PollThread("transfer", self._poll, on_fatal)
-        link.send(RankServes(self._reader.memory))
+        link.send(RankServes(thread.memory))
 
     def takers(self) -> dict[type, Callable[[object], None]]:
         """Returns the handlers of rank 0's messages about the handoff, by class, for :class:`RankWorker`."""
@@ -85,10 +75,10 @@ class RankExchange:
             ReadRankPart: on_thread(self._read_part),
         }
 
-    def close(self) -> None:
-        self._reader.close(self._thread)
-
     # --- on the transfer thread ------------------------------------------------------------------
+
+    def release(self) -> None:
+        self._reader.release()
 
     def _serve(self, message: ServePeers) -> None:
         self._is_serving = message.is_on
@@ -115,7 +105,7 @@ class RankExchange:
             error = TransferError(refused.message, cause="ticket_refused")
         reads.landed(error, NOTHING)
 
-    def _poll(self) -> float:
+    def poll(self) -> float:
         delay_s = self._reader.poll()
         if delay_s is not None:
             return delay_s

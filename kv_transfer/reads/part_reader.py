@@ -6,15 +6,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-import torch
-
-from engine.memory.caches import Caches
-from kv_transfer.nixl.agent import TransferAgent, memory_of, region_of
 from kv_transfer.nixl.flights import Patience
-from kv_transfer.nixl.peer_memories import Peer, PeerMemories, agent_name
-from kv_transfer.nixl.poll_thread import PollThread
+from kv_transfer.nixl.peer_memories import Peer, PeerMemories
+from kv_transfer.nixl.transfer_thread import TransferThread
 from kv_transfer.reads.part import Part, part_indices
 from wire.errors import TransferError
+from wire.messages.handoff import Region
 
 DRAIN_S = 0.2
 """How long reads under way may take to end when their reader is closed."""
@@ -56,25 +53,23 @@ class PartReader(Protocol):
 class OwnReader:
     """Reads this process's share of a part, from each of the peer's ranks that hold some of it.
 
-    Has all that one rank needs to read other servers' memory: NIXL's agent, the known peers, the reads under
-    way. Used on the transfer thread. ``scratch`` is registered with NIXL like the pools; reads that belong to
-    no part, such as the first read from a peer, are written there.
+    Has what one rank needs to read other servers' memory: the known peers, and the reads under way. Used on
+    the transfer thread. ``epochs``: see :class:`PeerMemories`.
     """
 
-    def __init__(self, caches: Caches, scratch: torch.Tensor, *, incarnation: str, rank: int = 0) -> None:
-        self._scratch = scratch
-        self.agent = TransferAgent(agent_name(incarnation, rank), [caches.kv, caches.state, scratch])
-        self.memory = memory_of(caches, self.agent)
-        self.peers = PeerMemories(self.agent, self.memory, rank=rank, scratch=region_of(scratch))
+    def __init__(self, thread: TransferThread, *, rank: int = 0, epochs: Region | None = None) -> None:
+        self._agent = thread.agent
+        self._ours = thread.memory
+        self.peers = PeerMemories(self._agent, self._ours, rank=rank, epochs=epochs)
         self.flights = self.peers.flights
 
     def post(self, peer: Peer, part: Part, receiver: PartReceiver) -> None:
-        reads = [(one, part_indices(part, self.memory, one.memory, one.share)) for one in peer.ranks]
+        reads = [(one, part_indices(part, self._ours, one.memory, one.share)) for one in peer.ranks]
         for one, indices in reads:
             if indices.num_bytes == 0:
                 continue
             start = partial(
-                self.agent.read_listed, one.own_list, indices.local, one.peer_list, indices.remote
+                self._agent.read_listed, one.own_list, indices.local, one.peer_list, indices.remote
             )
             size = ReadSize(indices.num_bytes, indices.num_descriptors)
             receiver.took_off()
@@ -87,17 +82,13 @@ class OwnReader:
             )
 
     def poll(self) -> float | None:
-        """Makes all reads progress; returns the seconds until the next call, None if no read is under way."""
-        self.agent.poll()
+        """Reports ended reads; returns the seconds until the next call, None if no read is under way."""
         delay_s = self.flights.poll()
         self.peers.remove_gone()
         return delay_s
 
-    def close(self, thread: PollThread) -> None:
-        """Ends the transfer thread and releases all peers and the agent. Must be called from another
-        thread."""
-        thread.post(lambda: self.flights.drain(DRAIN_S))
-        thread.stop()
+    def release(self) -> None:
+        """Gives peers and handles back to NIXL, after the transfer thread has ended."""
+        self.flights.drain(DRAIN_S)
         self.peers.remove_all()
         self.flights.release()
-        self.agent.close()

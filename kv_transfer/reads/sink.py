@@ -14,11 +14,11 @@ from concurrent.futures import Future
 
 import torch
 
-from engine.memory.caches import Caches
 from engine.ranks.processes import RankProcesses
 from kv_transfer.handshake import check_regions, check_same_model
+from kv_transfer.nixl.agent import region_of
 from kv_transfer.nixl.peer_memories import WARM_UP_DEADLINE_S, OnConnected
-from kv_transfer.nixl.poll_thread import PollThread
+from kv_transfer.nixl.transfer_thread import ThreadUser, TransferThread
 from kv_transfer.reads.epoch_check import EpochCheck
 from kv_transfer.reads.part import Part
 from kv_transfer.reads.part_reader import OwnReader, PartReader
@@ -28,28 +28,30 @@ from wire.errors import HandshakeError, TransferError, TwinfangError
 from wire.messages.handoff import Done, HandshakeReply, HandshakeRequest, Ticket
 
 
-class TransferSink:
-    """Owns a reading server's transfers and the NIXL agent for them. Methods are thread-safe.
+class TransferSink(ThreadUser):
+    """Owns a reading server's transfers. Methods are thread-safe.
 
-    ``introduction`` is the message that this server sends in a handshake. ``ranks`` are this server's other
-    ranks; each of them reads its own share.
+    ``thread`` has the memory that is read into. ``introduction`` is the message that this server sends in a
+    handshake. ``ranks`` are this server's other ranks; each of them reads its own share.
     """
 
     def __init__(
         self,
-        caches: Caches,
+        thread: TransferThread,
         introduction: HandshakeRequest,
         listener: TransferListener,
         ranks: RankProcesses | None = None,
     ) -> None:
         # Maximum number of transfers under way: each fills a slot, or a block if the model has no state.
-        num_units = caches.num_slots if caches.spec.has_state else caches.num_blocks
+        blocks, slots = introduction.kv_layout, introduction.state_layout
+        num_units = slots.num_units if slots.unit_bytes else blocks.num_units
         epochs = torch.zeros(num_units, dtype=torch.int64)
+        thread.agent.register(epochs)
         self.introduction = introduction
         self.counts = TransferCounts()
-        self._reader = OwnReader(caches, epochs, incarnation=introduction.incarnation)
-        check = EpochCheck(self._reader.agent, self._reader.flights, epochs)
-        self._thread = PollThread("transfer", self._reader.poll, listener.failed)
+        self._thread = thread
+        self._reader = OwnReader(thread, epochs=region_of(epochs))
+        check = EpochCheck(thread.agent, self._reader.flights, epochs)
         readers: list[PartReader] = [self._reader]
         self._rank_readers: RankReaders | None = None
         if ranks is not None:
@@ -117,10 +119,13 @@ class TransferSink:
         part = Part.last(block_ids, ticket.block_ids[first_block:], state_slot, ticket.state_slot)
         transfer.finish(part, Done(ticket.lease_id, ticket.epoch))
 
-    def close(self) -> None:
-        self._reader.close(self._thread)
-
     # --- on the transfer thread ------------------------------------------------------------------
+
+    def poll(self) -> float | None:
+        return self._reader.poll()
+
+    def release(self) -> None:
+        self._reader.release()
 
     def _connect(self, address: str, reply: HandshakeReply, on_connected: OnConnected) -> None:
         """Connects the other ranks first, so that all ranks can read from a peer once this rank knows it."""
@@ -140,7 +145,7 @@ class TransferSink:
 class SinkTransfer:
     """A :class:`Transfer` for use by other threads. Calls return at once and are executed in order."""
 
-    def __init__(self, thread: PollThread, transfer: Transfer) -> None:
+    def __init__(self, thread: TransferThread, transfer: Transfer) -> None:
         self.request_id = transfer.request_id
         self._thread = thread
         self._transfer = transfer

@@ -49,9 +49,6 @@ class TransferListener:
     def settled(self, request_id: str) -> None:
         """Called when no byte can land any more, if :meth:`transferred` reported that bytes still could."""
 
-    def failed(self, fault: BaseException) -> None:
-        """Called for a bug in the transfer thread: nothing is read any more, and the process should end."""
-
 
 @dataclass
 class TransferCounts:

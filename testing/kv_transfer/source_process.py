@@ -22,6 +22,7 @@ import torch
 
 from kv_transfer.handshake import introduce
 from kv_transfer.leases.source import EndedLease, SourceListener, TransferSource
+from kv_transfer.nixl.transfer_thread import TransferThread
 from testing.kv_transfer.pools import PoolShape, fill, unit_bytes_of
 from wire.codec import decode, encode
 from wire.errors import TwinfangError
@@ -159,6 +160,7 @@ class _Server(SourceListener):
 
     def __init__(self) -> None:
         self.source: TransferSource | None = None
+        self._thread: TransferThread | None = None
         self.ended: queue.Queue[EndedLease] = queue.Queue()
         self.faults: queue.Queue[BaseException] = queue.Queue()
         self.callback_is_broken = False
@@ -174,7 +176,9 @@ class _Server(SourceListener):
         self.caches = shape.caches()
         fill(self.caches, seed)
         who = introduce(self.caches, settings.pop("incarnation"), settings.pop("fingerprint"))
-        self.source = TransferSource(self.caches, who, self, address=ADDRESS, **settings)
+        self._thread = TransferThread(self.caches, who.incarnation, self.faults.put)
+        self.source = TransferSource(self._thread, who, self, address=ADDRESS, **settings)
+        self._thread.start(self.source)
 
     def handshake(self, data: bytes) -> bytes:
         assert self.source is not None
@@ -227,9 +231,9 @@ class _Server(SourceListener):
         self.callback_is_broken = True
 
     def close_source(self) -> None:
-        if self.source is not None:
-            self.source.close()
-            self.source = None
+        if self._thread is not None:
+            self._thread.close()
+            self._thread = self.source = None
 
     close = close_source
 
@@ -239,9 +243,6 @@ class _Server(SourceListener):
         if self.callback_is_broken:
             raise ZeroDivisionError("a fault of ours")
         self.ended.put(lease)
-
-    def failed(self, fault: BaseException) -> None:
-        self.faults.put(fault)
 
 
 def _serve(pipe: Connection) -> None:

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from engine.checkpoint.model_config import ModelConfig, MtpConfig
-from engine.config import EngineConfig
+from engine.config import EngineConfig, gpu_cache_bytes
+from engine.group.data_parallel import DataParallel
 from engine.models import read_config
 from wire.errors import ConfigError
 
@@ -120,3 +121,24 @@ def test_only_a_gpu_s_steps_have_a_deadline_unless_told(configure):
     assert configure().resolve_step_deadline(torch.device("cpu")) == 0
     assert configure(step_deadline_s=0.0).resolve_step_deadline(torch.device("cuda")) == 0
     assert configure(step_deadline_s=2.0).resolve_step_deadline(torch.device("cpu")) == 2
+
+
+def test_a_gpu_has_an_index_that_a_thread_can_make_current(configure):
+    configs = [replace(configure(), device="cuda"), replace(configure(), device="cuda:1")]
+    assert [str(config.resolve_device()) for config in configs] == ["cuda:0", "cuda:1"]
+
+
+def test_ranks_that_share_no_experts_have_a_gpu_each(configure):
+    ranks = [
+        replace(configure(), device="cuda", data_parallel=DataParallel(rank, 2, local_rank=rank))
+        for rank in (0, 1)
+    ]
+    assert [str(config.resolve_device()) for config in ranks] == ["cuda:0", "cuda:1"]
+
+
+def test_memory_that_torch_has_freed_counts_as_free(configure, monkeypatch):
+    calls = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("empty_cache"))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: calls.append("mem_get_info") or (1 << 30, 0))
+    assert configure().cache_budget(torch.device("cuda:0")) == gpu_cache_bytes(1 << 30)
+    assert calls == ["empty_cache", "mem_get_info"]

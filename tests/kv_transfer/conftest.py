@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from kv_transfer.handshake import introduce
+from kv_transfer.nixl.transfer_thread import TransferThread
 from kv_transfer.reads.sink import TransferSink
 from kv_transfer.reads.transfer import TransferResult
 from testing.kv_transfer.pools import PoolShape, poison, transport_variables
@@ -40,10 +41,10 @@ class Decode:
         self.faults: queue.Queue[BaseException] = queue.Queue()
         self._is_closed = False
         introduction = introduce(self.caches, f"sink-{secrets.token_hex(4)}", fingerprint)
-        listener = SimpleNamespace(
-            transferred=self._transferred, settled=self.settled.put, failed=self.faults.put
-        )
-        self.sink = TransferSink(self.caches, introduction, listener)
+        listener = SimpleNamespace(transferred=self._transferred, settled=self.settled.put)
+        self.thread = TransferThread(self.caches, introduction.incarnation, self.faults.put)
+        self.sink = TransferSink(self.thread, introduction, listener)
+        self.thread.start(self.sink)
         self.callback_is_broken = False
 
     def _transferred(self, result: TransferResult) -> None:
@@ -62,7 +63,7 @@ class Decode:
     def close(self) -> None:
         if not self._is_closed:
             self._is_closed = True
-            self.sink.close()
+            self.thread.close()
 
     def result(self, timeout_s: float = DEADLINE_S) -> TransferResult:
         return self.results.get(timeout=timeout_s)

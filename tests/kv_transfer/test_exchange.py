@@ -24,7 +24,7 @@ from wire.messages.handoff import EndLease, Ticket
 class ScriptedSink:
     """Reads that end when the test says so."""
 
-    def __init__(self, _caches, introduction, listener, _ranks):
+    def __init__(self, _thread, introduction, listener, _ranks):
         self.introduction, self.listener = introduction, listener
         self.counts = TransferCounts()
         self.reads = []
@@ -39,7 +39,7 @@ class ScriptedSource:
 
     num_leases = 0
 
-    def __init__(self, _caches, _introduction, listener, **_settings):
+    def __init__(self, _thread, _introduction, listener, **_settings):
         self.listener = listener
         self.ended, self.revoked = [], []
 
@@ -127,6 +127,9 @@ class World(ExchangeListener):
 def world(monkeypatch):
     monkeypatch.setattr(kv_transfer.exchange, "TransferSink", ScriptedSink)
     monkeypatch.setattr(kv_transfer.exchange, "TransferSource", ScriptedSource)
+    monkeypatch.setattr(
+        kv_transfer.exchange, "TransferThread", lambda *_: SimpleNamespace(start=lambda *_: None)
+    )
     return World()
 
 

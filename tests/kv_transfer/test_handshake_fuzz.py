@@ -15,10 +15,12 @@ from hypothesis import strategies as st
 from kv_transfer.handshake import check_regions, check_same_model, introduce
 from kv_transfer.nixl.agent import TransferAgent, region_of
 from kv_transfer.nixl.descriptors import EPOCH_BYTES, Share, cells_of, own_list, peer_list
+from kv_transfer.nixl.transfer_thread import TransferThread
 from kv_transfer.nixl.unit_cut import cut_unit
 from kv_transfer.reads.epoch_check import checked_lease
 from kv_transfer.reads.part import Part, part_indices
 from kv_transfer.reads.sink import TransferSink
+from kv_transfer.reads.transfer import TransferListener
 from testing.kv_transfer.pools import BLOCK_SIZE, SPEC, PoolShape, with_rank
 from wire.errors import HandshakeError, TransferError, WireError
 from wire.messages.handoff import HandshakeReply, HandshakeRequest, RankMemory, Region, Ticket
@@ -187,9 +189,11 @@ def sink():
     caches = PoolShape().caches()
     faults = queue.Queue()
     introduction = introduce(caches, f"sink-{secrets.token_hex(4)}", "fp")
-    made_sink = TransferSink(caches, introduction, SimpleNamespace(failed=faults.put))
+    thread = TransferThread(caches, introduction.incarnation, faults.put)
+    made_sink = TransferSink(thread, introduction, TransferListener())
+    thread.start(made_sink)
     yield SimpleNamespace(sink=made_sink, caches=caches, faults=faults)
-    made_sink.close()
+    thread.close()
     assert faults.empty(), faults.get()
 
 
@@ -288,7 +292,9 @@ def _hostile_metadata(pipe, seed):
     caches, peer_caches = PoolShape().caches(), PoolShape().caches()
     faults = queue.Queue()
     agent = TransferAgent(NAME.decode(), [peer_caches.kv, peer_caches.state])
-    sink = TransferSink(caches, introduce(caches, "victim", "fp"), SimpleNamespace(failed=faults.put))
+    thread = TransferThread(caches, "victim", faults.put)
+    sink = TransferSink(thread, introduce(caches, "victim", "fp"), TransferListener())
+    thread.start(sink)
     regions = {"kv_region": region_of(peer_caches.kv), "state_region": region_of(peer_caches.state)}
     outcomes = []
     for count, broken in enumerate(_mutations(agent.metadata, np.random.default_rng(seed))):
@@ -298,7 +304,7 @@ def _hostile_metadata(pipe, seed):
         try:
             added = sink._reader.peers._add_rank(reply.incarnation, reply.ranks[0].agent_metadata)
             outcomes.append("accepted")
-            sink._reader.agent.remove_peer(added)
+            thread.agent.remove_peer(added)
         except REFUSALS:
             outcomes.append("refused")
     reply = honest_reply(incarnation=NAME.decode(), agent_metadata=agent.metadata, **regions)
@@ -307,8 +313,8 @@ def _hostile_metadata(pipe, seed):
         if sink._reader.peers._add_rank(reply.incarnation, reply.ranks[0].agent_metadata)
         else ""
     )
-    sink._reader.agent.remove_peer(NAME.decode())
-    sink.close()
+    thread.agent.remove_peer(NAME.decode())
+    thread.close()
     agent.close()
     pipe.send((outcomes, faults.qsize()))
 

@@ -21,6 +21,7 @@ import torch
 from engine.memory.caches import Caches
 from kv_transfer.handshake import introduce
 from kv_transfer.nixl.agent import Ranges, TransferAgent, region_of
+from kv_transfer.nixl.transfer_thread import TransferThread
 from kv_transfer.reads.part import Part
 from kv_transfer.reads.sink import TransferSink
 from kv_transfer.reads.transfer import TransferListener, TransferResult
@@ -48,7 +49,7 @@ def _measure(case: Case, ask: Ask) -> Row:
     caches = case.caches()
     ask(Source.open, case)
     end = End()
-    sink = open_sink(caches, end, ask)
+    thread, sink = open_sink(caches, end, ask)
     num_bytes = case.num_blocks * caches.kv_layout.unit_bytes + caches.state_layout.unit_bytes
     metadata, remote = ask(Source.open_raw, num_bytes)
     # The copy uses separate memory: otherwise it would leave the raw read's memory in the processor's caches.
@@ -89,15 +90,17 @@ def _measure(case: Case, ask: Ask) -> Row:
     rounds = rounds_of(hand_over)
     behind = rounds_of(hand_over_behind) if case.num_early_blocks else []
     raw.close()
-    sink.close()
+    thread.close()
     return Row.of(case, num_bytes, num_descriptors, rounds, behind)
 
 
-def open_sink(caches: Caches, end: End, ask: Ask) -> TransferSink:
-    """Opens a sink that has done the handshake with the other process."""
-    sink = TransferSink(caches, introduce(caches, f"sink-{time.monotonic_ns()}", "fp"), end)
+def open_sink(caches: Caches, end: End, ask: Ask) -> tuple[TransferThread, TransferSink]:
+    """Opens a sink that has done the handshake with the other process. The caller closes its thread."""
+    thread = TransferThread(caches, f"sink-{time.monotonic_ns()}", end.failed)
+    sink = TransferSink(thread, introduce(caches, thread.agent.name, "fp"), end)
+    thread.start(sink)
     sink.add_peer("127.0.0.1:1", ask(Source.handshake, sink.introduction))
-    return sink
+    return thread, sink
 
 
 def _copy(memory: torch.Tensor, copied: torch.Tensor) -> float:

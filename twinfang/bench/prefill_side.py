@@ -16,6 +16,7 @@ import torch
 from kv_transfer.handshake import introduce
 from kv_transfer.leases.source import SourceListener, TransferSource
 from kv_transfer.nixl.agent import TransferAgent, region_of
+from kv_transfer.nixl.transfer_thread import TransferThread
 from twinfang.bench.case import Case
 from wire.messages.handoff import HandshakeReply, HandshakeRequest, Region, Ticket
 
@@ -65,19 +66,23 @@ class Source(SourceListener):
 
     def __init__(self) -> None:
         self.lender: TransferSource | None = None
+        self._thread: TransferThread | None = None
         self._raw: TransferAgent | None = None
 
     def open(self, case: Case) -> None:
         self.close()
         self._caches = case.caches()
+        name = f"source-{time.monotonic_ns()}"
+        self._thread = TransferThread(self._caches, name, self.failed)
         self.lender = TransferSource(
-            self._caches,
-            introduce(self._caches, f"source-{time.monotonic_ns()}", "fp"),
+            self._thread,
+            introduce(self._caches, name, "fp"),
             self,
             address="127.0.0.1:1",
             lease_ttl_s=3600.0,
             max_leases=8,
         )
+        self._thread.start(self.lender)
 
     def failed(self, fault: BaseException) -> None:
         """Raises the fault, which ends the transfer thread."""
@@ -106,8 +111,8 @@ class Source(SourceListener):
                 return
 
     def close(self) -> None:
-        if self.lender is not None:
-            self.lender.close()
+        if self._thread is not None:
+            self._thread.close()
         if self._raw is not None:
             self._raw.close()
-        self.lender, self._raw = None, None
+        self.lender, self._thread, self._raw = None, None, None

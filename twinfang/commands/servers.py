@@ -41,6 +41,7 @@ def prepare_prefill(values: argparse.Namespace) -> Callable[[], None]:
     from telemetry.server_process import run_server
 
     engine = _engine_config(values, "prefill", nodes=find_nodes(values, os.environ))
+    _check_pools(engine)
     if engine.nodes.rank > 0:
         return _other_host(engine)
     config = PrefillConfig(
@@ -74,6 +75,7 @@ def prepare_decode(values: argparse.Namespace) -> Callable[[], None]:
     from telemetry.server_process import run_server
 
     engine = _engine_config(values, values.role, place, find_nodes(values, os.environ))
+    _check_pools(engine)
     if engine.nodes.rank > 0:
         return _other_host(engine)
     config = DecodeConfig(
@@ -89,6 +91,14 @@ def prepare_decode(values: argparse.Namespace) -> Callable[[], None]:
     )
     _notice_cut_links(config.transfer_deadline_s)
     return partial(run_server, config, config.engine.role, partial(DecodeService, config))
+
+
+def _check_pools(config: EngineConfig) -> None:
+    """Raises :class:`ConfigError` if other servers could read this server's pools only slowly."""
+    from kv_transfer.nixl.pool_memory import refuse_expandable_segments
+
+    if config.role != "both":
+        refuse_expandable_segments(config.resolve_device(), os.environ)
 
 
 def _other_host(config: EngineConfig) -> Callable[[], None]:

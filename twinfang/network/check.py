@@ -29,10 +29,21 @@ from engine.memory.caches import Caches, CacheSpec
 from kv_transfer.handshake import introduce
 from kv_transfer.leases.source import SourceListener, TransferSource, transfer_handlers
 from kv_transfer.nixl.agent import NIXL_ERRORS
+from kv_transfer.nixl.pool_memory import refuse_expandable_segments
+from kv_transfer.nixl.transfer_thread import TransferThread
 from kv_transfer.reads.sink import TransferSink
 from kv_transfer.reads.transfer import TransferListener, TransferResult
+from twinfang.network.gpu_advice import advise_gpus
+from twinfang.network.gpu_facts import gpu_facts
 from twinfang.network.ucx_advice import Advice, advise, needed_transport_advice
-from twinfang.network.ucx_transport import HostFacts, Transport, errors, host_facts, picked_transport
+from twinfang.network.ucx_transport import (
+    HostFacts,
+    Memory,
+    Transport,
+    errors,
+    host_facts,
+    picked_transport,
+)
 from wire.codec import message
 from wire.errors import ConfigError, TransferError
 from wire.http.address import host_port
@@ -89,8 +100,8 @@ PROBE = Method("twinfang.NetworkCheck", "Probe", Probe, ProbeReply)
 class Report:
     """The result of one check."""
 
-    memory: str
-    """The reader's memory: DRAM or VRAM."""
+    memory: Memory
+    """The reader's memory."""
     transport: Transport
     gb_per_s: float
     """10⁹ bytes per second, median, for reads of ``large_bytes`` in one contiguous run."""
@@ -112,10 +123,12 @@ def prepare(values: argparse.Namespace) -> Callable[[], None]:
     NIXL makes its first agent."""
     if values.listen == (values.peer is not None):
         raise ConfigError("give --listen on one side and that side's HOST:PORT on the other")
-    facts = host_facts(os.environ)
-    device = values.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+    name = values.device
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device("cuda:0" if name == "cuda" else name)
+    refuse_expandable_segments(device, os.environ)
+    facts = host_facts(os.environ, gpu_facts(device))
     if values.listen:
         return partial(_with_ucx_log, partial(run_listener, values.host, values.port, device, facts), facts)
     check = partial(run_check, values.peer, device, facts, as_json=bool(values.json))
@@ -143,7 +156,7 @@ def _read(path: Path) -> str:
     return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
 
 
-def _caches(device: str) -> Caches:
+def _caches(device: torch.device) -> Caches:
     return Caches(SPEC, num_blocks=NUM_BLOCKS + 1, num_slots=2, block_size=BLOCK_SIZE, device=device)
 
 
@@ -154,31 +167,26 @@ def _introduce(caches: Caches) -> HandshakeRequest:
 # --- the side that lends --------------------------------------------------------------------------
 
 
-def run_listener(host: str, port: int, device: str, facts: HostFacts, _log: Path) -> None:
+def run_listener(host: str, port: int, device: torch.device, facts: HostFacts, _log: Path) -> None:
     """Answers checks until the process is asked to stop."""
     asyncio.run(_listen(host, port, device, facts))
 
 
-class _Lender(SourceListener):
-    def __init__(self, server: GrpcServer) -> None:
-        self._server = server
-
-    def failed(self, fault: BaseException) -> None:
-        self._server.fail(fault)
-
-
-async def _listen(host: str, port: int, device: str, facts: HostFacts) -> None:
+async def _listen(host: str, port: int, device: torch.device, facts: HostFacts) -> None:
     server = GrpcServer(host, port)
     caches = _caches(device)
     caches.kv.view(torch.uint8).fill_(PATTERN)
+    introduction = _introduce(caches)
+    thread = TransferThread(caches, introduction.incarnation, server.fail)
     source = TransferSource(
-        caches,
-        _introduce(caches),
-        _Lender(server),
+        thread,
+        introduction,
+        SourceListener(),
         address=host_port(host, server.port),
         lease_ttl_s=LEASE_TTL_S,
         max_leases=MAX_LEASES,
     )
+    thread.start(source)
 
     async def probe(request: Probe, _context: object) -> ProbeReply:
         if not 1 <= request.num_blocks <= NUM_BLOCKS:
@@ -197,13 +205,13 @@ async def _listen(host: str, port: int, device: str, facts: HostFacts) -> None:
         print(f"listening; on the other side: twinfang check-network {host}:{server.port}", flush=True)
         await server.wait_until_stopped()
     finally:
-        await asyncio.to_thread(source.close)
+        await asyncio.to_thread(thread.close)
 
 
 # --- the side that reads --------------------------------------------------------------------------
 
 
-def run_check(peer: str, device: str, facts: HostFacts, log: Path, *, as_json: bool) -> None:
+def run_check(peer: str, device: torch.device, facts: HostFacts, log: Path, *, as_json: bool) -> None:
     """Prints the report. Raises :class:`TransferError` if there is a problem that a setting can solve."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     report = asyncio.run(_check(peer, device, facts, log))
@@ -212,11 +220,13 @@ def run_check(peer: str, device: str, facts: HostFacts, log: Path, *, as_json: b
         raise TransferError("the network can be faster; the report above says what to set")
 
 
-async def _check(peer: str, device: str, facts: HostFacts, log: Path) -> Report:
+async def _check(peer: str, device: torch.device, facts: HostFacts, log: Path) -> Report:
     caches = _caches(device)
     caches.kv.view(torch.uint8).fill_(0)  # the system maps memory only when it is first used
-    reader = _Reader()
-    sink = TransferSink(caches, _introduce(caches), reader)
+    reader, introduction = _Reader(), _introduce(caches)
+    thread = TransferThread(caches, introduction.incarnation, reader.failed)
+    sink = TransferSink(thread, introduction, reader)
+    thread.start(sink)
     channel = open_channel(peer)
     try:
         reply: HandshakeReply = await call(channel, HANDSHAKE, sink.introduction, timeout_s=TIMEOUT_S)
@@ -235,7 +245,7 @@ async def _check(peer: str, device: str, facts: HostFacts, log: Path) -> Report:
             large.append(result)
     finally:
         await channel.close()
-        await asyncio.to_thread(sink.close)
+        await asyncio.to_thread(thread.close)
     if not bool((caches.kv[1:].view(torch.uint8) == PATTERN).all()):
         raise TransferError(f"the bytes read from {peer} differ from those that it lends")
     return _report(caches, log, facts, there, small, large)
@@ -244,6 +254,9 @@ async def _check(peer: str, device: str, facts: HostFacts, log: Path) -> Report:
 class _Reader(TransferListener):
     """Collects results of reads. After a fault of the transfer thread no result comes; :func:`_hand_over`
     then waits in vain until its timeout."""
+
+    def failed(self, fault: BaseException) -> None:
+        """The transfer thread has logged the fault."""
 
     def __init__(self) -> None:
         self.results: queue.SimpleQueue[TransferResult] = queue.SimpleQueue()
@@ -272,10 +285,11 @@ def _report(
     small: list[TransferResult],
     large: list[TransferResult],
 ) -> Report:
-    transport = picked_transport(_read(log)) or Transport("unknown", (), "UCX does not tell")
+    memory: Memory = "VRAM" if caches.kv.is_cuda else "DRAM"
+    transport = picked_transport(_read(log), memory) or Transport("unknown", (), "UCX does not tell")
     gb_per_s = large[0].num_bytes / statistics.median(r.seconds for r in large) / 1e9
     return Report(
-        memory="VRAM" if caches.kv.is_cuda else "DRAM",
+        memory=memory,
         transport=transport,
         gb_per_s=gb_per_s,
         large_bytes=large[0].num_bytes,
@@ -283,7 +297,10 @@ def _report(
         small_bytes=small[0].num_bytes,
         here=here,
         there=there,
-        advice=tuple(advise(transport, here, there, gb_per_s=gb_per_s)),
+        advice=(
+            *advise_gpus(transport, here, there),
+            *advise(transport, here, there, gb_per_s=gb_per_s),
+        ),
     )
 
 
@@ -304,7 +321,8 @@ def _describe_host(host: HostFacts) -> str:
     rdma = ", ".join(_describe_device(d.name, d.is_up, d.gbits) for d in host.rdma) or "none"
     network = ", ".join(_describe_device(d.name, d.is_up, d.gbits) for d in host.network) or "none"
     variables = " ".join(f"{name}={value}" for name, value in host.variables) or "no UCX_* set"
-    return f"{host.hostname}; RDMA: {rdma}; network: {network}; {variables}"
+    gpu = f"; GPU: {host.gpu}" if host.gpu is not None else ""
+    return f"{host.hostname}{gpu}; RDMA: {rdma}; network: {network}; {variables}"
 
 
 def _describe_device(name: str, is_up: bool, gbits: float | None) -> str:

@@ -68,8 +68,10 @@ def needed_transport_advice(host: HostFacts) -> Advice | None:
 def advise(transport: Transport, here: HostFacts, there: HostFacts, *, gb_per_s: float) -> list[Advice]:
     """Returns all advice, the most important first."""
     found = [*_missing_devices(here), *_missing_devices(there)]
-    if transport.kind == "TCP":
-        found += _of_one_host(here, there) if here.shares_kernel(there) else _between_hosts(here, there)
+    if transport.kind == "TCP" and not here.shares_kernel(there):
+        found += _between_hosts(here, there)
+    elif transport.kind == "TCP" and (here.gpu is None or there.gpu is None):
+        found += _of_one_host(here, there)
     if here.variable("UCX_TLS") != there.variable("UCX_TLS"):
         values = [host.variable("UCX_TLS") or "not set" for host in (here, there)]
         found.append(
@@ -81,6 +83,7 @@ def advise(transport: Transport, here: HostFacts, there: HostFacts, *, gb_per_s:
         )
     if not here.shares_kernel(there):
         found += _slow_link(transport, here, gb_per_s)
+        found += _unused_rails(transport, here)
     return found
 
 
@@ -207,4 +210,21 @@ def _slow_link(transport: Transport, here: HostFacts, gb_per_s: float) -> Iterab
             False,
             f"{gb_per_s:.2f} GB/s over {total:.2f} GB/s of link",
             "look at other traffic, MTU, and which socket the device and the process are on",
+        )
+
+
+def _unused_rails(transport: Transport, here: HostFacts) -> Iterable[Advice]:
+    """Finds ports that could carry a share of each read. NIXL tells UCX to use two for a read."""
+    if transport.kind != "RDMA":
+        return
+    used = {name for _, name in transport.lanes}
+    best = max((port.gbits or 0.0 for port in here.rdma if port.is_up), default=0.0)
+    ports = [port.name for port in here.rdma if port.is_up and (port.gbits or 0.0) == best]
+    if used < set(ports):
+        yield Advice(
+            False,
+            f"{len(used)} of {len(ports)} active RDMA ports of {here.hostname} carry a read",
+            f"to use several, set UCX_MAX_RMA_RAILS={len(ports)} and UCX_NET_DEVICES={','.join(ports)} on "
+            "both sides (UCX_MAX_RNDV_RAILS has no effect: NIXL reads without a rendezvous). Take the ports "
+            "near the GPU: nvidia-smi topo -m",
         )

@@ -6,6 +6,8 @@ memory read" shows, by size, which transport carries a READ:
     | sink intra-node cfg#1                                            |
     | remote memory read by ucp_get*(multi) into host memory from host |
     | 0..inf | zero-copy | cma/memory |
+
+A read from GPU to GPU says ``into cuda/GPU0 from cuda/dev[0]``.
 """
 
 from __future__ import annotations
@@ -17,9 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from twinfang.network.gpu_facts import GpuFacts
 from wire.codec import message
 
 Kind = Literal["shared memory", "GPU", "RDMA", "TCP", "unknown"]
+Memory = Literal["DRAM", "VRAM"]
 
 _KINDS: dict[str, Kind] = {
     **dict.fromkeys(("cma", "xpmem", "knem", "posix", "sysv", "self"), "shared memory"),
@@ -59,6 +63,8 @@ class HostFacts:
     """Without the loopback interface."""
     variables: tuple[tuple[str, str], ...]
     """The UCX_* variables of the environment."""
+    gpu: GpuFacts | None = None
+    """None: the side uses host memory."""
 
     def variable(self, name: str) -> str | None:
         return dict(self.variables).get(name)
@@ -99,7 +105,9 @@ class Transport:
         return f"{how} ({self.names}, {self.method}{part})"
 
 
-def host_facts(environment: Mapping[str, str], *, root: Path = Path("/")) -> HostFacts:
+def host_facts(
+    environment: Mapping[str, str], gpu: GpuFacts | None = None, *, root: Path = Path("/")
+) -> HostFacts:
     """Returns the facts of this process's host. ``root`` holds its ``proc`` and ``sys``."""
     namespace = root / "proc/self/ns/pid"
     variables = sorted(
@@ -113,6 +121,7 @@ def host_facts(environment: Mapping[str, str], *, root: Path = Path("/")) -> Hos
         rdma=tuple(_rdma_ports(root / "sys/class/infiniband")),
         network=tuple(_interfaces(root / "sys/class/net")),
         variables=tuple(variables),
+        gpu=gpu,
     )
 
 
@@ -151,14 +160,18 @@ def _first_number(text: str) -> float | None:
     return float(found.group()) if found else None
 
 
-def picked_transport(log: str) -> Transport | None:
-    """Returns the transport of large reads from the peer, from UCX's log; None if the log does not show
-    it."""
+def picked_transport(log: str, memory: Memory) -> Transport | None:
+    """Returns the transport of large reads from the peer into ``memory``, from UCX's log; None if the log
+    does not show it.
+
+    With a GPU, UCX logs two tables: blocks are read into GPU memory, epochs into host memory.
+    """
     picked = None
     lines = log.splitlines()
     for number, line in enumerate(lines):
         of_peer = number > 0 and " self cfg#" not in lines[number - 1]
-        if "remote memory read" not in line or not of_peer:
+        into_memory = ("into host" in line) == (memory == "DRAM")
+        if "remote memory read" not in line or not of_peer or not into_memory:
             continue
         for row in lines[number : number + 12]:
             match = _ROW.search(row)

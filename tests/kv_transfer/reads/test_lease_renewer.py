@@ -17,6 +17,7 @@ import pytest
 from kv_transfer.handshake import introduce
 from kv_transfer.leases import source
 from kv_transfer.leases.source import TransferSource, transfer_handlers
+from kv_transfer.nixl.transfer_thread import TransferThread
 from kv_transfer.reads.failure_counts import FailureCounts
 from kv_transfer.reads.lease_renewer import RENEWALS_PER_LIFETIME, LeaseRenewer
 from kv_transfer.reads.peers import Peers
@@ -76,14 +77,17 @@ class World:
         self.server = grpc.aio.server()
         self.address = f"127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
         caches = PoolShape().caches()
+        name = f"source-{secrets.token_hex(4)}"
+        self.thread = TransferThread(caches, name, self.faults.append)
         self.source = TransferSource(
-            caches,
-            introduce(caches, f"source-{secrets.token_hex(4)}", "fp"),
-            SimpleNamespace(lease_ended=self.ended.put, serving=self.serving.put, failed=self.faults.append),
+            self.thread,
+            introduce(caches, name, "fp"),
+            SimpleNamespace(lease_ended=self.ended.put, serving=self.serving.put),
             address=self.address,
             lease_ttl_s=TTL_S,
             max_leases=16,
         )
+        self.thread.start(self.source)
 
     async def __aenter__(self):
         handlers = service(TRANSFER_SERVICE, transfer_handlers(self.source))
@@ -102,7 +106,7 @@ class World:
         await self.keeper.close()
         await self.peers.close()
         await self.server.stop(None)
-        await asyncio.to_thread(self.source.close)
+        await asyncio.to_thread(self.thread.close)
         assert not self.faults
 
     def grant(self, name):

@@ -15,6 +15,7 @@ import pytest
 import kv_transfer.reads.epoch_check
 from kv_transfer.handshake import introduce
 from kv_transfer.leases.source import TransferSource
+from kv_transfer.nixl.transfer_thread import TransferThread
 from kv_transfer.reads.sink import TransferSink
 from testing.kv_transfer.pools import PoolShape, unit_bytes_of
 from wire.messages.handoff import EndLease
@@ -63,21 +64,31 @@ class Race:
             settled=lambda _: None,
             lease_ended=self._reuse,
             serving=lambda _: None,
-            failed=faults.append,
         )
         lends, reads = (
             introduce(self.ours, f"{name}-{secrets.token_hex(4)}", "fp") for name in ("source", "sink")
         )
+        self._threads = [
+            TransferThread(caches, who.incarnation, faults.append)
+            for caches, who in ((self.theirs, lends), (self.ours, reads))
+        ]
         self.source = TransferSource(
-            self.theirs, lends, listener, address="127.0.0.1:1", lease_ttl_s=600.0, max_leases=NUM_AT_ONCE
+            self._threads[0],
+            lends,
+            listener,
+            address="127.0.0.1:1",
+            lease_ttl_s=600.0,
+            max_leases=NUM_AT_ONCE,
         )
-        self.sink = TransferSink(self.ours, reads, listener)
+        self.sink = TransferSink(self._threads[1], reads, listener)
+        for thread, user in zip(self._threads, (self.source, self.sink), strict=True):
+            thread.start(user)
         self.sink.add_peer("127.0.0.1:1", self.source.handshake(self.sink.introduction))
         self._pools = [(unit_bytes_of(a.kv), unit_bytes_of(a.state)) for a in (self.ours, self.theirs)]
 
     def close(self) -> None:
-        self.sink.close()
-        self.source.close()
+        for thread in reversed(self._threads):
+            thread.close()
         assert not self.faults, self.faults
 
     def run(self, count: int, choose: random.Random) -> Tally:

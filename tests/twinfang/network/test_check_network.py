@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import json
 import os
@@ -9,9 +10,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
+from twinfang.network.gpu_advice import advise_gpus
+from twinfang.network.gpu_facts import GpuFacts, gpu_facts
 from twinfang.network.ucx_advice import advise, allows, needed_transport_advice
 from twinfang.network.ucx_transport import Device, HostFacts, Transport, errors, host_facts, picked_transport
 from twinfang.stack.ports import free_ports
@@ -57,15 +62,28 @@ LOG = "\n".join(
     ],
 )
 def test_the_transport_of_large_reads_from_the_peer_is_found(method, config, kind, lanes):
-    transport = picked_transport(LOG.format(where="inter-node", method=method, config=config))
+    transport = picked_transport(LOG.format(where="inter-node", method=method, config=config), "DRAM")
     assert transport == Transport(kind, lanes, method)
     assert transport.names in str(transport)
     assert transport.needs_the_peer == (method == "software emulation")
 
 
 def test_a_log_without_the_table_tells_nothing():
-    assert picked_transport("") is None
-    assert picked_transport("\n".join(LOG.splitlines()[:6])) is None
+    assert picked_transport("", "DRAM") is None
+    assert picked_transport("\n".join(LOG.splitlines()[:6]), "DRAM") is None
+
+
+@pytest.mark.parametrize("gpu_is_first", [True, False])
+def test_blocks_in_gpu_memory_and_epochs_in_host_memory_have_tables_of_their_own(gpu_is_first):
+    host = LOG.format(where="intra-node", method="software emulation", config="tcp/lo")
+    gpu = LOG.format(where="intra-node", method="zero-copy", config="cuda_ipc/cuda")
+    gpu = gpu.replace("into host memory from host", "into cuda/GPU0 from cuda/dev[1]")
+    log = "\n".join((gpu, host) if gpu_is_first else (host, gpu))
+    for memory, kind in (("VRAM", "GPU"), ("DRAM", "TCP")):
+        transport = picked_transport(log, memory)
+        assert transport is not None
+        assert transport.kind == kind
+    assert picked_transport(host, "VRAM") is None
 
 
 def test_ucx_s_errors_are_found_once_each():
@@ -144,6 +162,110 @@ def test_a_slower_device_than_the_best_is_a_problem():
 
 def test_a_link_that_is_far_from_its_rate_is_a_hint():
     assert "hint: 2.50 GB/s over 25.00 GB/s" in advice(RDMA, HERE, THERE, 2.5)
+
+
+def test_ports_that_carry_nothing_are_a_hint():
+    ports = tuple(Device(f"mlx5_{i}:1", True, 400.0) for i in range(4))
+    here = dataclasses.replace(HERE, rdma=(*ports, Device("mlx5_9:1", True, 100.0)))
+    two = Transport("RDMA", tuple(("rc_mlx5", port.name) for port in ports[:2]), "zero-copy")
+    text = advice(two, here, THERE, 90.0)
+    assert "hint: 2 of 4 active RDMA ports of a" in text
+    assert "UCX_MAX_RMA_RAILS=4 and UCX_NET_DEVICES=mlx5_0:1,mlx5_1:1,mlx5_2:1,mlx5_3:1" in text
+    four = dataclasses.replace(two, lanes=tuple(("rc_mlx5", port.name) for port in ports))
+    assert advice(four, here, THERE, 180.0) == ""
+
+
+# --- GPUs --------------------------------------------------------------------------------------------
+
+GPU_0 = GpuFacts("H100", "uuid-0", ("uuid-0", "uuid-1"), 200)
+GPU_1 = dataclasses.replace(GPU_0, uuid="uuid-1")
+WITH_GPU = dataclasses.replace(HERE, gpu=GPU_0)
+BESIDE = dataclasses.replace(HERE, gpu=GPU_1)
+CUDA_IPC = Transport("GPU", (("cuda_ipc", "cuda"),), "zero-copy")
+TCP_LO = Transport("TCP", (("tcp", "lo"),), "software emulation")
+
+
+def gpu_advice(transport: Transport, here: HostFacts, there: HostFacts) -> str:
+    return "\n".join(map(str, advise_gpus(transport, here, there)))
+
+
+def test_gpus_of_one_host_over_cuda_ipc_need_nothing():
+    assert gpu_advice(CUDA_IPC, WITH_GPU, BESIDE) == ""
+    assert gpu_advice(TCP_LO, HERE, HERE) == "", "sides in host memory are advised on CMA"
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "parts"),
+    [
+        (
+            with_(WITH_GPU, UCX_TLS="tcp,sm"),
+            BESIDE,
+            ["problem", "UCX_TLS=tcp,sm on a leaves it out", "add cuda to UCX_TLS"],
+        ),
+        (
+            WITH_GPU,
+            dataclasses.replace(BESIDE, pid_namespace="pid:[2]"),
+            ["problem", "different PID namespaces", "--pid=container:NAME", "shareProcessNamespace"],
+        ),
+        (
+            dataclasses.replace(WITH_GPU, gpu=dataclasses.replace(GPU_0, visible=("uuid-0",))),
+            BESIDE,
+            ["problem", "a does not see the other side's GPU uuid-1", "CUDA_VISIBLE_DEVICES"],
+        ),
+        (WITH_GPU, BESIDE, ["hint", "without NVLink", "UCX_CUDA_IPC_ENABLE_GET_ZCOPY=y"]),
+    ],
+)
+def test_gpus_of_one_host_over_tcp_are_explained(here, there, parts):
+    """As vllm-project/vllm 55906 and 52607 had to be."""
+    text = gpu_advice(TCP_LO, here, there)
+    for part in parts:
+        assert part in text
+    assert "CMA" not in advice(TCP_LO, here, there), "the kernel can't copy GPU memory"
+
+
+def test_a_network_card_between_gpus_of_one_host_is_slower_but_no_problem():
+    text = gpu_advice(RDMA, WITH_GPU, dataclasses.replace(BESIDE, pid_namespace="pid:[2]"))
+    assert "hint: GPU memory of one host is read by rc_mlx5" in text
+    assert "problem" not in text
+
+
+@pytest.mark.parametrize(
+    ("ordering", "parts"),
+    [
+        (0, ["problem", "GPUDirectRDMAWritesOrdering is none", "UCX_IB_GPU_DIRECT_RDMA=n on a"]),
+        (None, ["hint", "did not say", "GPUDirectRDMAWritesOrdering"]),
+        (100, []),
+        (200, []),
+    ],
+)
+def test_a_gpu_that_does_not_order_a_network_card_s_writes_is_named(ordering, parts):
+    here = dataclasses.replace(WITH_GPU, gpu=dataclasses.replace(GPU_0, writes_ordering=ordering))
+    text = gpu_advice(RDMA, here, dataclasses.replace(THERE, gpu=GPU_1))
+    for part in parts:
+        assert part in text
+    assert bool(text) == bool(parts)
+
+
+@pytest.mark.parametrize(("result", "ordering"), [(0, 100), (1, None)])
+def test_a_gpu_is_described_by_torch_and_by_cuda_s_driver(monkeypatch, result, ordering):
+    def device_get(device, index):
+        device._obj.value = 40 + index
+        return 0
+
+    def get_attribute(value, attribute, device):
+        assert (attribute, device.value) == (118, 41)
+        value._obj.value = 100
+        return result
+
+    driver = SimpleNamespace(cuDeviceGet=device_get, cuDeviceGetAttribute=get_attribute)
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: driver)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    gpus = [SimpleNamespace(name=f"H100-{i}", uuid=f"uuid-{i}") for i in range(2)]
+    monkeypatch.setattr(torch.cuda, "get_device_properties", gpus.__getitem__)
+    facts = gpu_facts(torch.device("cuda:1"))
+    assert facts == GpuFacts("H100-1", "uuid-1", ("uuid-0", "uuid-1"), ordering)
+    assert ("for: itself" if ordering else "for: unknown") in str(facts)
+    assert gpu_facts(torch.device("cpu")) is None
 
 
 @pytest.mark.parametrize(
