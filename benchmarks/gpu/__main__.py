@@ -47,9 +47,11 @@ def run_stages(
         if record.is_ok(stage):
             print(f"{stage.name}: ok before", flush=True)
             continue
-        left_s = min(stage.limit_s, end - time.monotonic())
+        left_s = end - time.monotonic()
         figures.unlink(missing_ok=True)
-        outcome = run(stage, left_s, log) if left_s >= LEAST_S else Outcome("no time left")
+        outcome = (
+            run(stage, min(stage.limit_s, left_s), log) if left_s >= LEAST_S else Outcome("no time left")
+        )
         record.add(stage, outcome, read_json(figures))
         figures.unlink(missing_ok=True)
         _show(stage, outcome, log)

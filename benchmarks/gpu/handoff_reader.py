@@ -57,7 +57,7 @@ class HandoffReader(TransferListener):
         """Admits tickets that have come, runs a step, reads and lands."""
         for ticket in self._there.tickets():
             prompt = self._prompts.pop(ticket.request_id)
-            self.engine.add(Request(ticket.request_id, prompt, PARAMS, ticket=ticket))
+            self.engine.add(Request(ticket.request_id, list(prompt), PARAMS, ticket=ticket))
         result = self.engine.step()
         for request in result.to_transfer:
             assert request.ticket is not None

@@ -99,7 +99,7 @@ def answers_alone(engine: Engine, asked: list[list[int]]) -> list[list[int]]:
     """Returns the answers of an engine that prefills by itself, in batches as before."""
     found: dict[str, list[int]] = {}
     for i, prompt in enumerate(asked):
-        engine.add(Request(f"alone-{i}", prompt, PARAMS))
+        engine.add(Request(f"alone-{i}", list(prompt), PARAMS))
     while not (result := engine.step()).did_nothing:
         for output in result.outputs:
             found.setdefault(output.request_id, []).extend(output.token_ids)

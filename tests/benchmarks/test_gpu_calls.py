@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -223,8 +224,8 @@ def test_when_time_is_over_the_rest_is_reported_and_can_be_run_later(call, tmp_p
     assert call.verdicts() == {"a": "ok", "b": "ok"}
 
 
-@pytest.mark.parametrize("signal", ["TERM", "KILL"])
-def test_a_call_that_is_cut_off_loses_only_the_stage_in_progress(tmp_path, signal):
+@pytest.mark.parametrize("cut", [signal.SIGTERM, signal.SIGKILL])
+def test_a_call_that_is_cut_off_loses_only_the_stage_in_progress(tmp_path, cut):
     """In a process of its own, which is killed in its second stage."""
     code = f"""
 import signal, sys, pathlib
@@ -237,18 +238,19 @@ call.run(stub(WRITES_FIGURES, call.figures, name="a"),
 """
     arguments = [sys.executable, "-c", code, str(tmp_path), str(tmp_path / "pid")]
     process = subprocess.Popen(arguments, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    wait_until((tmp_path / "pid").exists, "the second stage runs", 60)
-    process.send_signal(getattr(__import__("signal"), f"SIG{signal}"))
+    pid_file = tmp_path / "pid"
+    wait_until(lambda: pid_file.exists() and pid_file.read_text(), "the second stage runs", 60)
+    process.send_signal(cut)
     process.wait(30)
     try:
         call = Call(tmp_path)
         assert call.verdicts() == {"a": "ok"}
-        if signal == "TERM":
-            wait_until_gone(tmp_path / "pid")
+        if cut == signal.SIGTERM:
+            wait_until_gone(pid_file)
         assert call.run(counting(tmp_path / "runs", "a"), stub("pass", name="b")) == []
         assert not (tmp_path / "runs").exists()
     finally:
-        if is_running(pid := int((tmp_path / "pid").read_text())):
+        if is_running(pid := int(pid_file.read_text())):
             os.kill(pid, 9)
 
 
