@@ -26,6 +26,7 @@ from typing import IO, Any
 from benchmarks.gpu.device import NoDeviceError, device_facts
 from benchmarks.gpu.plan import CALL_S, CALLS, stages
 from benchmarks.gpu.record import Record
+from benchmarks.gpu.requirements import missing
 from benchmarks.gpu.source import commit, source_hash
 from benchmarks.gpu.stage import Outcome, Stage, run
 from benchmarks.json_file import read_json
@@ -92,7 +93,10 @@ def main() -> None:
     except NoDeviceError as error:
         raise SystemExit(f"make gpu needs a GPU: {error}") from error
     header = {"commit": commit(), "source": source_hash(), "device": device, "machine": machine()}
+    header["missing"] = missing()
     print(f"{device['name']}, torch {device['torch']}, triton {device['triton']}; {header['commit'][:12]}")
+    if header["missing"]:
+        print(f"not installed: {', '.join(header['missing'])} (benchmarks/gpu/requirements.txt)")
     failed = []
     for call in [options.call] if options.call else CALLS:
         failed += run_call(call, header, options.out.resolve(), options.peers and options.peers.resolve())

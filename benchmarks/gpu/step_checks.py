@@ -142,8 +142,10 @@ def launch_singly(engine: Engine) -> Callable[[int, SamplingNeeds], Any]:
     graphs: Any = engine._runner._graphs
 
     def launch(num_rows: int, needs: SamplingNeeds) -> Any:
-        captured = graphs._captured.get((num_rows, needs))
-        return None if captured is None else (captured.step, graphs._program.run(captured.step))
+        if (num_rows, needs) not in graphs._captured:
+            return None
+        step = graphs._builder.decode_step(num_rows, needs, max_seq_len=graphs._max_seq_len, samples=True)
+        return step, graphs._program.run(step)
 
     return launch
 

@@ -96,11 +96,17 @@ def _config(directory: Path, options: argparse.Namespace, k: int, chunk: int) ->
         max_num_seqs=max(options.batches),
         max_batch_tokens=chunk,
         cache_mode="none",
-        cache_memory_bytes=None if options.device == "cuda" else CPU_CACHE_BYTES,
+        cache_memory_bytes=_cache_bytes(options),
         num_speculative=k,
         drafter="ngram" if k else None,
         num_threads=options.threads,
     )
+
+
+def _cache_bytes(options: argparse.Namespace) -> int | None:
+    if options.cache_memory is not None:
+        return int(options.cache_memory * (1 << 30))
+    return None if options.device == "cuda" else CPU_CACHE_BYTES
 
 
 def _seen(row: dict[str, Any]) -> str:
@@ -122,6 +128,9 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--contexts", nargs="+", type=int)
     parser.add_argument("--prompts", nargs="*", type=int)
     parser.add_argument("--chunks", nargs="+", type=int)
+    parser.add_argument(
+        "--cache-memory", type=float, metavar="GIB", help="default: like a server's; 3 on a CPU"
+    )
     parser.add_argument("--threads", type=int, default=1, help="on a CPU")
     parser.add_argument("--json", type=Path, help="machine and figures, written anew after each")
     parser.add_argument("--from", type=Path, dest="source", help="shows the figures of a --json")

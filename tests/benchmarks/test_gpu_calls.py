@@ -18,6 +18,7 @@ from benchmarks.gpu import source
 from benchmarks.gpu.__main__ import run_stages
 from benchmarks.gpu.plan import CALL_S, CALLS, stages
 from benchmarks.gpu.record import Record
+from benchmarks.gpu.requirements import missing, required
 from benchmarks.gpu.stage import LOG_BYTES, SKIPPED, TAIL_BYTES, UNFINISHED, Stage, run
 from testing.conditions import wait_until
 from testing.repository import ROOT
@@ -307,3 +308,11 @@ def test_the_commit_may_be_named_where_there_is_no_repository(monkeypatch):
     monkeypatch.delenv(source.COMMIT)
     monkeypatch.setattr(source, "ROOT", Path("/"))
     assert source.commit() == "unknown"
+
+
+def test_what_the_calls_require_has_a_version_that_the_project_is_tested_with():
+    text = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+    pinned = {line.partition("==")[0].lower().replace("_", "-") for line in text.splitlines()}
+    assert len(required()) > 30
+    assert set(required()) <= pinned
+    assert missing() == []
