@@ -49,7 +49,7 @@ def _correctness(figures: Path) -> list[Stage]:
             "step checks",
             "graphs captured; tokens of graphs against the same steps launched one kernel at a time; "
             "waits of the host while requests join and leave",
-            170,
+            200,
             ("-m", "benchmarks.gpu.step_checks", "--json", str(figures)),
         ),
         Stage(

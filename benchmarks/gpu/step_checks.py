@@ -11,6 +11,9 @@ sampling:
 3. as an engine without graphs would run: decode attention may be split otherwise, so that equally good tokens
    may change places in bfloat16. These are counted.
 
+A few requests are answered once more, alone, and differences are counted: matrix products of another batch
+may round otherwise in bfloat16.
+
 It fails if tokens of 1 and 2 differ, if a request fails, if the host waits in 1, or if a kind of sampling
 that clients use most has no graph.
 """
@@ -57,6 +60,8 @@ CACHE_BYTES = 4 << 30
 CPU_CACHE_BYTES = 256 << 20
 CANCELLED_AFTER = {3: 5, 11: 9}
 """Requests that are cancelled, and after how many tokens."""
+NUM_ALONE = 8
+"""Requests that are answered once more, alone."""
 SHOWN_DIFFERENCES = 4
 MAX_FAULT_CHARS = 600
 
@@ -79,6 +84,8 @@ class Check:
     num_different: int
     num_different_without_graphs: int
     """Answers that differ from an engine's without graphs; not a fault."""
+    num_different_alone: int
+    """Of :data:`NUM_ALONE` answers, those that differ when the request runs alone; not a fault."""
     failed: list[str]
     """Requests that ended with an error."""
     seconds: float
@@ -162,6 +169,7 @@ def check(engine: Engine, model: str, kind: str, num_requests: int) -> Check:
         singly = _answers(engine, asks)
     with replaying(engine, lambda *_: None):
         without_graphs = _answers(engine, asks)
+    alone = serve(engine, asks[:NUM_ALONE], 1)
     different = list(_differences(with_graphs, singly))
     return Check(
         model,
@@ -173,6 +181,7 @@ def check(engine: Engine, model: str, kind: str, num_requests: int) -> Check:
         different=different[:SHOWN_DIFFERENCES],
         num_different=len(different),
         num_different_without_graphs=len(list(_differences(with_graphs, without_graphs))),
+        num_different_alone=len(list(_differences(with_graphs[: len(alone)], alone))),
         failed=[str(i) for i, answer in enumerate(with_graphs) if answer.finish_reason == "error"],
         seconds=round(time.monotonic() - began, 2),
     )

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from benchmarks.gpu import source
-from benchmarks.gpu.__main__ import run_stages
+from benchmarks.gpu.__main__ import main, run_stages
 from benchmarks.gpu.plan import CALL_S, CALLS, stages
 from benchmarks.gpu.record import Record
 from benchmarks.gpu.requirements import missing, required
@@ -152,9 +152,9 @@ def call(tmp_path):
     return Call(tmp_path)
 
 
-def counting(path, name="counted", code=""):
+def counting(path, name="counted", code="", *arguments):
     """A stage that notes each time it is run."""
-    return stub(f"import sys; open(sys.argv[1], 'a').write('.')\n{code}", path, name=name)
+    return stub(f"import sys; open(sys.argv[1], 'a').write('.')\n{code}", path, *arguments, name=name)
 
 
 def test_a_failed_stage_does_not_prevent_the_next_and_is_named(call):
@@ -253,6 +253,53 @@ call.run(stub(WRITES_FIGURES, call.figures, name="a"),
     finally:
         if is_running(pid := int(pid_file.read_text())):
             os.kill(pid, 9)
+
+
+@pytest.fixture
+def on_a_gpu(monkeypatch, tmp_path):
+    """Runs `python -m benchmarks.gpu` as on a machine with a GPU, with two stub stages a call."""
+
+    def plan(call, out, figures, peers):
+        return [
+            stub(WRITES_FIGURES, figures, name=f"a{call}"),
+            counting(out / "broken", f"b{call}", "raise SystemExit(int(sys.argv[2] == '2'))", call),
+        ]
+
+    def run_main(*arguments):
+        monkeypatch.setattr(sys, "argv", ["benchmarks.gpu", "--out", str(tmp_path), *arguments])
+        try:
+            main()
+        except SystemExit as end:
+            return end.code
+        return None
+
+    monkeypatch.setattr("benchmarks.gpu.__main__.device_facts", lambda: HEADER["device"])
+    monkeypatch.setattr("benchmarks.gpu.__main__.stages", plan)
+    before = signal.getsignal(signal.SIGTERM)
+    yield run_main
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_all_three_calls_run_one_after_the_other_and_leave_a_file_each(on_a_gpu, tmp_path, capsys):
+    assert on_a_gpu() == "not ok: b2"
+    for call in CALLS:
+        content = json.loads((tmp_path / f"gpu-{call}.json").read_text())
+        assert content["call"] == call
+        assert content["device"] == HEADER["device"]
+        assert content["source"] == source.source_hash()
+        assert content["machine"]["python"]
+        assert content["commit"]
+        verdicts = {name: stage["verdict"] for name, stage in content["stages"].items()}
+        assert verdicts == {f"a{call}": "ok", f"b{call}": "exit code 1" if call == 2 else "ok"}
+        assert content["stages"][f"a{call}"]["figures"] == {"ms": 3}
+    names = {f"gpu-{call}.{kind}" for call in CALLS for kind in ("json", "log")} | {"broken"}
+    assert {path.name for path in tmp_path.iterdir()} == names
+    assert "b2: exit code 1, 0 s" in capsys.readouterr().out
+
+
+def test_one_call_alone_runs_its_stages_and_no_others(on_a_gpu, tmp_path):
+    assert on_a_gpu("--call", "3") is None
+    assert [path.name for path in tmp_path.glob("*.json")] == ["gpu-3.json"]
 
 
 # --- the plan --------------------------------------------------------------------------------------
