@@ -38,9 +38,8 @@ lint: $(READY)  ## ruff, mypy, import-linter, rooms
 bench: $(READY)  ## `up` and `serve` beside vLLM, its pair and transformers, half an hour; VLLM=environment that has vLLM
 	@$(BIN)/python -m benchmarks.side_by_side $(if $(VLLM),--vllm "$(VLLM)") --publish
 
-gpu:  ## tests and benchmarks of kernels and engine, ten minutes, with a $(PYTHON) that has torch with CUDA; OUT=folder PEERS=folder
-	"$(PYTHON)" -c 'import torch; assert torch.cuda.is_available(), "torch finds no CUDA device"'
-	"$(PYTHON)" -m benchmarks.gpu.stages $(if $(OUT),--out "$(OUT)") $(if $(PEERS),--peers "$(PEERS)")
+gpu:  ## three calls of eight minutes on a GPU, with a $(PYTHON) that has torch with CUDA; CALL=1|2|3 OUT=folder PEERS=folder
+	@"$(PYTHON)" -m benchmarks.gpu $(if $(CALL),--call $(CALL)) $(if $(OUT),--out "$(OUT)") $(if $(PEERS),--peers "$(PEERS)")
 
 clean:  ## remove the virtual environment and all caches
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

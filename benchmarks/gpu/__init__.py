@@ -1,1 +1,2 @@
-"""What `make gpu` runs: stages of tests and benchmarks, and tiles of kernels."""
+"""What `make gpu` runs: three calls made of stages, checks of whole steps, handoffs in GPU memory, tiles of
+kernels."""

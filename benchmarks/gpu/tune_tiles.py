@@ -8,7 +8,7 @@ Starting from the default, each tile is tried at each of its values, one tile af
 is faster: by the geometric mean over loads from batch 1 to 64, candidate and best so far taking turns. A
 candidate that does not compile, does not fit into shared memory or computes a different result is skipped. A
 gain of less than 2 % over the default is noise: the default stays. After every op, the file is written with
-all measurements so far.
+all measurements so far; with ``--missing`` a run goes on from the file in ``--out``.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ import gc
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import triton
 
+from benchmarks.gpu.stage import UNFINISHED
 from benchmarks.kernels.cases import attention as attention_cases
 from benchmarks.kernels.cases import delta as delta_cases
 from benchmarks.kernels.cases import mamba as mamba_cases
@@ -33,7 +34,7 @@ from benchmarks.kernels.cases.models import Model, eight_b
 from benchmarks.kernels.clock import gpu_turn, num_sets, take_turns
 from kernels.attention import paged_attention_decode, paged_attention_prefill
 from kernels.gated_delta import gated_delta_chunk, gated_delta_update
-from kernels.gpu.tiles import DIRECTORY, TileRequest, Tiles, TileTable, table_of
+from kernels.gpu.tiles import DIRECTORY, TileRequest, Tiles, TileTable, file_name, table_of
 from kernels.ssm import causal_conv1d, selective_state_update, ssd_chunk_scan
 
 logger = logging.getLogger(__name__)
@@ -202,16 +203,28 @@ def geometric_mean(values: Sequence[float]) -> float:
     return math.exp(sum(map(math.log, values)) / len(values))
 
 
-def tune(models: Sequence[Model], budget_s: float, out: Path) -> None:
-    """Write the device's table with entries for the models' shapes; those of other shapes stay."""
+def resume(table: TileTable, out: Path) -> None:
+    """Add the entries that an earlier run wrote to ``out``; they are newer than the table's own."""
+    file = out / file_name(table.device)
+    if file.exists():
+        for op, shapes in TileTable.read(file).entries.items():
+            table.entries.setdefault(op, {}).update(shapes)
+
+
+def missing(plan: Iterable[Tuning], table: TileTable) -> list[Tuning]:
+    """Return the tunings that have no entry in the table."""
+    return [one for one in plan if one.request.shape not in table.entries.get(one.request.op, {})]
+
+
+def tune(plan: Sequence[Tuning], table: TileTable, budget_s: float, out: Path) -> int:
+    """Write the table with entries for the plan's shapes; those of other shapes stay. Return the number of
+    shapes for which no time was left."""
     device = torch.device("cuda", torch.cuda.current_device())
-    table = table_of(torch.cuda.get_device_name(device))
     table.made_with.update(torch=torch.__version__, triton=triton.__version__)
     deadline = time.monotonic() + budget_s
-    for tuning in (tuning for model in models for tuning in tunings(model)):
+    for index, tuning in enumerate(plan):
         if time.monotonic() > deadline:
-            logger.warning("no time left for %s, %s", tuning.request.op, tuning.request.shape)
-            continue
+            return len(plan) - index
         try:
             _tune_one(tuning, table, device, deadline)
         except FAILURES as error:  # of the default itself, or of memory: the other ops go on
@@ -220,6 +233,7 @@ def tune(models: Sequence[Model], budget_s: float, out: Path) -> None:
         logger.info("%s", table.write(out))
         gc.collect()
         torch.cuda.empty_cache()
+    return 0
 
 
 def _tune_one(tuning: Tuning, table: TileTable, device: torch.device, deadline: float) -> None:
@@ -231,16 +245,26 @@ def _tune_one(tuning: Tuning, table: TileTable, device: torch.device, deadline: 
     bench.record(descend(tuning.request.default, tuning.values, ratio))
 
 
-def main() -> None:
+def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--model", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--budget-s", type=float, default=540.0)
+    parser.add_argument("--missing", action="store_true", help="only shapes that have no entry yet")
     parser.add_argument("--out", type=Path, default=DIRECTORY)
-    options = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    options = parser().parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     if not torch.cuda.is_available():
-        parser.exit(1, "torch finds no CUDA device: tiles are tuned on the GPU that they are for\n")
-    tune([MODELS[name]() for name in options.model], options.budget_s, options.out)
+        parser().exit(1, "torch finds no CUDA device: tiles are tuned on the GPU that they are for\n")
+    table = table_of(torch.cuda.get_device_name())
+    resume(table, options.out)
+    plan = [tuning for name in options.model for tuning in tunings(MODELS[name]())]
+    plan = missing(plan, table) if options.missing else plan
+    if num_left := tune(plan, table, options.budget_s, options.out):
+        parser().exit(UNFINISHED, f"no time was left for {num_left} of {len(plan)} shapes\n")
 
 
 if __name__ == "__main__":

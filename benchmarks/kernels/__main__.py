@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
-import json
-import os
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.json_file import write_json
 from benchmarks.kernels.cases.by_device import cpu_cases, gpu_cases
 from benchmarks.kernels.measurement import Bench
 from benchmarks.kernels.report import table
@@ -62,26 +61,23 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         report["rows"].append(row.as_json())
         report["limits"] = bench.limits.measured()
         if options.json is not None:
-            _write(report, options.json)
+            write_json(options.json, report)
         print(f"{case.op}, {case.shape}: {row.seconds['ours'] * 1e6:,.1f} µs", flush=True)
     return report
 
 
-def _write(report: dict[str, Any], file: Path) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = file.with_suffix(".unfinished")
-    unfinished.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    os.replace(unfinished, file)
-
-
-def main() -> None:
+def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--threads", type=int, default=1, help="of a CPU")
     parser.add_argument("--only", action="append", help="substring of the ops to run; may come again")
     parser.add_argument("--seconds", type=float, default=0.1, help="for each contender of a case")
     parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    options = parser().parse_args()
     torch.set_num_threads(options.threads)
     report = run(options)
     if report["rows"]:

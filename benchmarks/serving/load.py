@@ -25,6 +25,9 @@ class Workload:
     first_token_id: int
     last_token_id: int
     seed: int = 0
+    """Of the prompts."""
+    temperature: float = 0.0
+    top_p: float = 1.0
 
     def prompt(self, index: int) -> list[int]:
         rng = random.Random(f"{self.seed} {index}")
@@ -98,7 +101,8 @@ async def timed_request(stream: EventStream, model: str, workload: Workload, ind
         "model": model,
         "prompt": workload.prompt(index),
         "max_tokens": workload.output_len,
-        "temperature": 0,
+        "temperature": workload.temperature,
+        "top_p": workload.top_p,
         "ignore_eos": True,
         "skip_special_tokens": False,  # tokens without text would not show as events
         "stream": True,

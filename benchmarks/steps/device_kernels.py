@@ -9,6 +9,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 NAME_LEN = 80
+KEPT = 24
+REST = "all others"
 
 
 @dataclass(frozen=True)
@@ -20,8 +22,8 @@ class Kernel:
 
 
 def device_kernels(run: Callable[[], object], device: torch.device) -> list[Kernel]:
-    """Returns kernels, longest first, including copies and fills; none without a GPU. The profiler slows
-    short kernels down."""
+    """Returns kernels, longest first, including copies and fills, those beyond :data:`KEPT` as one; none
+    without a GPU. The profiler slows short kernels down."""
     if device.type != "cuda":
         return []
     torch.cuda.synchronize(device)
@@ -33,4 +35,12 @@ def device_kernels(run: Callable[[], object], device: torch.device) -> list[Kern
         for one in profiler.key_averages()
         if one.self_device_time_total > 0
     ]
-    return sorted(found, key=lambda kernel: -kernel.ms)
+    return longest(found)
+
+
+def longest(kernels: list[Kernel]) -> list[Kernel]:
+    """Returns the kernels in order of their time, those beyond :data:`KEPT` added up."""
+    ordered = sorted(kernels, key=lambda kernel: -kernel.ms)
+    rest = ordered[KEPT:]
+    added = Kernel(REST, sum(one.calls for one in rest), sum(one.ms for one in rest))
+    return [*ordered[:KEPT], added] if rest else ordered

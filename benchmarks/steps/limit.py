@@ -2,7 +2,8 @@
 second.
 
     python -m benchmarks.steps.limit [--models 8b] [--batches 1 8 64] [--drafts 0 3] [--contexts 1024 8192]
-                                    [--prompts 8192] [--chunks 2048 8192] [--json FILE] [--publish]
+                                    [--sampling greedy] [--prompts 8192] [--chunks 2048 8192] [--json FILE]
+                                    [--publish]
     python -m benchmarks.steps.limit --from FILE --publish        # the table once more
 
 It needs no checkpoint: models have random weights (``--load-format dummy``). ``--publish`` writes
@@ -15,7 +16,8 @@ It needs no checkpoint: models have random weights (``--load-format dummy``). ``
 | step | one of many calls of ``Engine.step``: schedule, upload, launch, read back, unless hidden |
 | prompt | one alone, to its first token; its limit is its FLOP over the rate of a large product |
 
-On a CPU a step is no graph, and a single thread is timed in CPU time.
+Greedy rows are measured at every context, other ``--sampling`` only at the shortest: its cost does not depend
+on the context. On a CPU a step is no graph, and a single thread is timed in CPU time.
 """
 
 from __future__ import annotations
@@ -32,8 +34,9 @@ from typing import Any
 
 import torch
 
+from benchmarks.json_file import write_json
 from benchmarks.steps.limit_report import publish, table
-from benchmarks.steps.measured_steps import MeasuredSteps
+from benchmarks.steps.measured_steps import SAMPLING, MeasuredSteps
 from benchmarks.steps.model_shape import TITLES, write_configuration
 from engine.config import EngineConfig
 from twinfang.bench.machine import machine
@@ -46,26 +49,33 @@ ANSWER_ROOM = 4096
 
 
 def measure(name: str, directory: Path, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Measures prompts in one engine for each chunk size, and decode steps in the engines of the largest.
-    Reports all figures so far after each, so that an interrupted run has shown something."""
+    """Measures decode steps in the engines of the largest chunk, and prompts in one engine for each chunk
+    size. Reports all figures so far after each, so that an interrupted run has shown something."""
     found: dict[str, list[dict[str, Any]]] = {"decode": [], "prefill": [], "start_up": []}
     for k, chunk in _engines(options):
         steps = MeasuredSteps(TITLES[name], _config(directory, options, k, chunk))
         found["start_up"].append({"num_drafts": k, "chunk": chunk, **steps.engine.start_up.figures()})
+        if chunk == max(options.chunks):
+            for sampling, context, batch in _loads(options):
+                found["decode"].append(asdict(steps.decode(batch, context, sampling)))
+                print(_seen(found["decode"][-1]), flush=True)
+                yield found
         if k == 0:
             for num_tokens in options.prompts:
                 found["prefill"].append(asdict(steps.prefill(num_tokens)))
                 print(_seen(found["prefill"][-1]), flush=True)
                 yield found
-        if chunk == max(options.chunks):
-            for context, batch in itertools.product(options.contexts, options.batches):
-                found["decode"].append(asdict(steps.decode(batch, context)))
-                print(_seen(found["decode"][-1]), flush=True)
-                yield found
         del steps  # its memory is the next one's
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+
+
+def _loads(options: argparse.Namespace) -> Iterator[tuple[str, int, int]]:
+    """Yields kind of sampling, context and batch of the decode steps, those that take long to set up last."""
+    shortest, *longer = sorted(options.contexts)
+    yield from itertools.product(options.sampling, [shortest], options.batches)
+    yield from itertools.product(["greedy"], longer, options.batches)
 
 
 def _engines(options: argparse.Namespace) -> Iterator[tuple[int, int]]:
@@ -86,11 +96,17 @@ def _config(directory: Path, options: argparse.Namespace, k: int, chunk: int) ->
         max_num_seqs=max(options.batches),
         max_batch_tokens=chunk,
         cache_mode="none",
-        cache_memory_bytes=None if options.device == "cuda" else CPU_CACHE_BYTES,
+        cache_memory_bytes=_cache_bytes(options),
         num_speculative=k,
         drafter="ngram" if k else None,
         num_threads=options.threads,
     )
+
+
+def _cache_bytes(options: argparse.Namespace) -> int | None:
+    if options.cache_memory is not None:
+        return int(options.cache_memory * (1 << 30))
+    return None if options.device == "cuda" else CPU_CACHE_BYTES
 
 
 def _seen(row: dict[str, Any]) -> str:
@@ -102,22 +118,32 @@ def _seen(row: dict[str, Any]) -> str:
     )
 
 
-def _options() -> argparse.Namespace:
+def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=["cuda", "cpu"])
     parser.add_argument("--models", nargs="+", choices=list(TITLES))
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 8, 64])
     parser.add_argument("--drafts", nargs="+", type=int, default=[0, 3])
-    for flag in ("--contexts", "--prompts", "--chunks"):
-        parser.add_argument(flag, nargs="+", type=int)
+    parser.add_argument("--sampling", nargs="+", choices=list(SAMPLING), default=["greedy"])
+    parser.add_argument("--contexts", nargs="+", type=int)
+    parser.add_argument("--prompts", nargs="*", type=int)
+    parser.add_argument("--chunks", nargs="+", type=int)
+    parser.add_argument(
+        "--cache-memory", type=float, metavar="GIB", help="default: like a server's; 3 on a CPU"
+    )
     parser.add_argument("--threads", type=int, default=1, help="on a CPU")
     parser.add_argument("--json", type=Path, help="machine and figures, written anew after each")
     parser.add_argument("--from", type=Path, dest="source", help="shows the figures of a --json")
     parser.add_argument("--publish", action="store_true", help="into results/ and docs/performance.md")
-    options = parser.parse_args()
+    return parser
+
+
+def _options() -> argparse.Namespace:
+    options = parser().parse_args()
     options.device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     for name, value in (ON_GPU if options.device == "cuda" else ON_CPU).items():
-        setattr(options, name, getattr(options, name) or value)
+        if getattr(options, name) is None:
+            setattr(options, name, value)
     return options
 
 
@@ -128,14 +154,14 @@ def main() -> None:
     else:
         torch.set_num_threads(options.threads)
         report = {"machine": machine(), "device": options.device, "threads": options.threads, "models": {}}
-        max_model_len = max(*options.contexts, *options.prompts) + ANSWER_ROOM
+        max_model_len = max([*options.contexts, *options.prompts]) + ANSWER_ROOM
         with tempfile.TemporaryDirectory(prefix="twinfang-step-limit-") as folder:
             for name in options.models:
                 directory = write_configuration(name, Path(folder), max_model_len=max_model_len)
                 for found in measure(name, directory, options):
                     report["models"][name] = found
                     if options.json is not None:
-                        options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+                        write_json(options.json, report)
     print(table(report))
     if options.publish:
         publish(report)

@@ -9,6 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from benchmarks.json_file import write_json
 from benchmarks.steps.model_shape import TITLES, write_configuration
 from benchmarks.steps.step_bytes import decode_bytes, prefill_flops
 from engine.cost.step_cost import pairs_of
@@ -22,8 +23,8 @@ BEGIN = "<!-- written by: python -m benchmarks.steps.limit --publish -->"
 END = "<!-- end of what step_limit writes -->"
 NOT_RUN = "–"
 DECODE_HEAD = (
-    "| model | batch | k | context | weights | states | KV | logits | together | limit | device | step |\n"
-    "|---|---|---|---|---|---|---|---|---|---|---|---|"
+    "| model | sampling | batch | k | context | weights | states | KV | logits | together | limit | device "
+    "| step |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|"
 )
 PREFILL_HEAD = (
     "| model | prompt | chunk | TFLOP | limit | prompt takes | of the product's rate |\n"
@@ -36,7 +37,7 @@ def publish(report: dict[str, Any]) -> None:
     """Stores the figures, and writes the section again from the stored figures of both kinds of machines."""
     kind = "gpu" if report["device"] == "cuda" else "cpu"
     file = RESULTS / f"step-{kind}.json"
-    file.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    write_json(file, report)
     write_section()
     print(f"written: {file}, the tables in {DOCUMENT}")
 
@@ -78,7 +79,15 @@ def _decode(row: dict[str, Any]) -> str:
     moved = row["bytes"]
     shown = [_size(moved[name]) for name in ("weights", "states", "kv", "logits", "total")]
     limit = NOT_RUN if row["limit_ms"] is None else f"{row['limit_ms']:.2f} ms"
-    cells = [row["model"], row["batch"], row["num_drafts"], f"{row['context']:,}", *shown, limit]
+    cells = [
+        row["model"],
+        row["sampling"],
+        row["batch"],
+        row["num_drafts"],
+        f"{row['context']:,}",
+        *shown,
+        limit,
+    ]
     cells += [_beside(row[name], row["limit_ms"]) for name in ("device_ms", "step_ms")]
     return _line(cells)
 
@@ -106,14 +115,18 @@ def _has_kernels(rows: list[dict[str, Any]]) -> bool:
 
 def _kernels(name: str, rows: list[dict[str, Any]]) -> str:
     """Returns the longest kernels of each decode step."""
-    lines = ["| batch | k | context | launches | longest kernels, ms |", "|---|---|---|---|---|"]
+    lines = [
+        "| sampling | batch | k | context | launches | longest kernels, ms |",
+        "|---|---|---|---|---|---|",
+    ]
     for row in rows:
         longest = ", ".join(
             f"`{one['name'][:40]}` × {one['calls']}: {one['ms']:.2f}"
             for one in row["kernels"][:KERNELS_SHOWN]
         )
         launches = sum(one["calls"] for one in row["kernels"])
-        lines.append(_line([row["batch"], row["num_drafts"], f"{row['context']:,}", launches, longest]))
+        cells = [row["sampling"], row["batch"], row["num_drafts"], f"{row['context']:,}", launches, longest]
+        lines.append(_line(cells))
     return f"Kernels of one decode step of {TITLES[name]}, under torch's profiler:\n\n" + "\n".join(lines)
 
 
@@ -125,6 +138,7 @@ def _unmeasured() -> dict[str, Any]:
     decodes = [
         _without_times(
             "decode",
+            sampling="greedy",
             batch=batch,
             num_drafts=k,
             context=context,

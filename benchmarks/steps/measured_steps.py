@@ -24,8 +24,16 @@ from wire.messages.sampling_params import SamplingParams
 STEPS = 48
 WARM_UP_STEPS = 8
 STRETCHES = 3
-PROMPT_RUNS = 5
+PROMPT_RUNS, MIN_PROMPT_RUNS = 5, 2
+PROMPTS_S = 8.0
+"""Once prompts have taken this long, no more than :data:`MIN_PROMPT_RUNS` are run."""
 FIRST_TOKEN_ID, NUM_TOKEN_IDS = 5, 500
+SAMPLING: dict[str, dict[str, float]] = {
+    "greedy": {"temperature": 0},
+    "temperature": {"temperature": 1},
+    "top-p": {"temperature": 1, "top_p": 0.9},
+}
+"""The kinds of sampling that are measured. A client's default request has temperature 1 and top-p 1."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +41,7 @@ class Decode:
     """Steps at one batch size and context."""
 
     model: str
+    sampling: str
     num_drafts: int
     batch: int
     context: int
@@ -76,9 +85,9 @@ class MeasuredSteps:
         self._clock = cpu_clock() if self.engine.device.type == "cpu" else time.perf_counter
         self._replays = ReplayClock(self.engine)
 
-    def decode(self, batch: int, context: int) -> Decode:
+    def decode(self, batch: int, context: int, sampling: str = "greedy") -> Decode:
         device, num_positions = self.engine.device, self.engine.config.num_positions
-        with self._decoding(batch, context):
+        with self._decoding(batch, context, SAMPLING[sampling]):
             self._run(WARM_UP_STEPS)
             bytes_per_s = measured_bytes_per_s(device)
             self._replays.clear()
@@ -90,6 +99,7 @@ class MeasuredSteps:
         moved = decode_bytes(self._size, batch, num_context, num_positions)
         return Decode(
             self._model,
+            sampling,
             num_positions - 1,
             batch,
             num_context // batch,
@@ -104,8 +114,8 @@ class MeasuredSteps:
     def prefill(self, num_tokens: int) -> Prefill:
         device = self.engine.device
         self._prompt_s(num_tokens)
+        seconds = statistics.median(self._prompt_times(num_tokens))
         flops_per_s = measured_flops_per_s(device, self._config.dtype)
-        seconds = statistics.median(self._prompt_s(num_tokens) for _ in range(PROMPT_RUNS))
         flops = prefill_flops(self._size, num_tokens, pairs_of(0, num_tokens), 1)
         return Prefill(
             self._model,
@@ -119,10 +129,11 @@ class MeasuredSteps:
         )
 
     @contextmanager
-    def _decoding(self, batch: int, context: int) -> Iterator[None]:
+    def _decoding(self, batch: int, context: int, sampling: dict[str, float]) -> Iterator[None]:
         """All rows decode inside the block; after it the engine is empty."""
         for i in range(batch):
-            self._add(str(i), context, max_tokens=self.engine.capacity.max_model_len - context)
+            params = SamplingParams(max_tokens=self.engine.capacity.max_model_len - context, **sampling)
+            self._add(str(i), context, params)
         begun: set[str] = set()
         while len(begun) < batch:
             begun |= {output.request_id for output in self.engine.step().outputs}
@@ -131,11 +142,10 @@ class MeasuredSteps:
             self.engine.cancel(str(i))
         self.engine.step()
 
-    def _add(self, request_id: str, length: int, *, max_tokens: int) -> None:
+    def _add(self, request_id: str, length: int, params: SamplingParams) -> None:
         """Adds a request whose prompt has no patterns that n-grams could find again."""
         generator = torch.Generator().manual_seed(sum(request_id.encode()) + length)
         tokens = torch.randint(NUM_TOKEN_IDS, (length,), generator=generator) + FIRST_TOKEN_ID
-        params = SamplingParams(max_tokens=max_tokens, temperature=0)
         self.engine.add(Request(request_id, tokens.tolist(), params))
 
     def _run(self, num_steps: int) -> float:
@@ -147,10 +157,16 @@ class MeasuredSteps:
         self._wait()
         return (self._clock() - began) / num_steps
 
+    def _prompt_times(self, num_tokens: int) -> list[float]:
+        times: list[float] = []
+        while len(times) < MIN_PROMPT_RUNS or (len(times) < PROMPT_RUNS and sum(times) < PROMPTS_S):
+            times.append(self._prompt_s(num_tokens))
+        return times
+
     def _prompt_s(self, num_tokens: int) -> float:
         self._wait()
         began = self._clock()
-        self._add("prompt", num_tokens, max_tokens=1)
+        self._add("prompt", num_tokens, SamplingParams(max_tokens=1, temperature=0))
         while not self.engine.step().outputs:
             pass
         return self._clock() - began

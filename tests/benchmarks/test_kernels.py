@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from dataclasses import replace
 
 import pytest
 import torch
 
-from benchmarks.gpu import stages as on_gpu
 from benchmarks.kernels.cases import attention as attention_cases
 from benchmarks.kernels.cases import delta as delta_cases
 from benchmarks.kernels.cases import dense as dense_cases
@@ -220,19 +217,3 @@ def test_a_measured_row_tells_limit_peers_and_who_is_missing():
 
 def test_a_peer_with_another_result_is_marked():
     assert "(another result)" in section(None, report(differences={"F.rms_norm": 0.3}))
-
-
-def test_a_stage_that_fails_or_hangs_keeps_no_other_from_running():
-    plan = [
-        on_gpu.Stage("fails", 20, ("-c", "raise SystemExit(3)")),
-        on_gpu.Stage("hangs", 0.2, ("-c", "import signal; signal.pause()")),
-        on_gpu.Stage("works", 20, ("-c", "pass")),
-    ]
-    with open(os.devnull, "w", encoding="utf-8") as log:
-        outcomes = on_gpu.run_all(iter(plan), log)
-    assert [outcome.verdict for outcome in outcomes] == ["exit code 3", "stopped", "ok"]
-
-
-def test_a_stage_that_finds_no_time_left_is_named():
-    outcomes = on_gpu.run_all(iter([on_gpu.Stage("late", 20, ("-c", "pass"))]), sys.stdout, total_s=0)
-    assert [(outcome.name, outcome.verdict) for outcome in outcomes] == [("late", "no time left")]

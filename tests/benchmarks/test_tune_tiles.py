@@ -17,6 +17,20 @@ def test_the_search_keeps_what_is_faster_and_passes_over_what_fails():
     assert default == {"BLOCK_P": 16, "num_warps": 4}
 
 
+def test_a_run_goes_on_behind_the_shapes_that_an_earlier_one_wrote(tmp_path):
+    plan = list(tune_tiles.tunings(tune_tiles.MODELS["8b"]()))
+    first, second, *rest = plan
+    entries = {
+        one.request.op: {one.request.shape: {"tiles": one.request.default}} for one in (first, rest[-1])
+    }
+    tune_tiles.TileTable("NVIDIA X", entries).write(tmp_path)
+    table = tune_tiles.TileTable("NVIDIA X", {second.request.op: {second.request.shape: {"tiles": {}}}})
+    tune_tiles.resume(table, tmp_path)
+    assert tune_tiles.missing(plan, table) == rest[:-1]
+    tune_tiles.resume(table, tmp_path / "nothing")
+    assert tune_tiles.missing(plan, table) == rest[:-1]
+
+
 def test_what_is_tried_are_tiles_that_the_kernels_have():
     tunings = list(tune_tiles.tunings(tune_tiles.MODELS["8b"]()))
     assert len({(tuning.request.op, tuning.request.shape) for tuning in tunings}) == len(tunings)
