@@ -99,12 +99,8 @@ class StepGraphs:
             step = replace(step, logits=self._logits[:num_rows])
             return step, self._program.run(step)
 
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(WARM_UP_RUNS):
-                run()
-        torch.cuda.current_stream().wait_stream(stream)
+        for _ in range(WARM_UP_RUNS):
+            run()
         graph = torch.cuda.CUDAGraph()
         pool = None if self._graph is None else self._graph.pool()
         # "thread_local": other threads, such as NCCL's watchdog, go on calling CUDA during the capture.

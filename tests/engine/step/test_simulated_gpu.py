@@ -8,10 +8,10 @@ import torch
 from engine.sampling.sampling_table import SamplingNeeds
 from engine.step.graph import CAPTURED
 from testing.checkpoints.random_checkpoint import DENSE_WITH_MTP, MOE_WITH_MTP, make_checkpoint
-from testing.engines.simulated import Setting, Simulated, all_kinds_of_asks
-from testing.engines.simulated_handoff import SimulatedHandoff, assert_all_free
 from testing.engines.speculating import sampled_asks, serve, short_asks
+from testing.simulated_gpu.engines import Setting, Simulated, all_kinds_of_asks
 from testing.simulated_gpu.gpu import SimulatedGpu
+from testing.simulated_gpu.handoff import SimulatedHandoff, assert_all_free
 from testing.simulated_gpu.streams import AtOnce, Late
 
 CROWDED = (("cache_memory_bytes", 440 << 10), ("block_size", 4), ("max_model_len", 72))

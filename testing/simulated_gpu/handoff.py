@@ -11,8 +11,8 @@ from pathlib import Path
 
 from engine.engine import Engine
 from engine.request import Request
-from testing.engines.simulated import Setting
 from testing.engines.speculating import MOST_STEPS, Answer, Ask
+from testing.simulated_gpu.engines import Setting
 from testing.simulated_gpu.gpu import SimulatedGpu
 from wire.messages.handoff import Ticket
 

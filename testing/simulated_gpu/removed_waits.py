@@ -17,11 +17,11 @@ import engine.step.buffers
 from engine.engine import Engine
 from engine.memory.async_copy import Download
 from engine.schedule.scheduler import Scheduler
-from testing.engines.simulated import Setting, Simulated, all_kinds_of_asks
-from testing.engines.simulated_handoff import SimulatedHandoff
 from testing.engines.speculating import Ask, sampled_asks, serve, short_asks
+from testing.simulated_gpu.engines import Setting, Simulated, all_kinds_of_asks
 from testing.simulated_gpu.gpu import SimulatedGpu
-from testing.simulated_gpu.streams import Late, Stream
+from testing.simulated_gpu.handoff import SimulatedHandoff
+from testing.simulated_gpu.streams import Late
 
 NGRAM = Setting("dense", 2, "ngram", "none")
 CROWDED = Setting(
@@ -102,9 +102,6 @@ def _removals() -> dict[str, RemovedWait]:
         ),
         "a cancelled request's memory is freed while its step runs": RemovedWait(
             "Engine.cancel: _land_all", lambda: _without_landing("cancel"), hands_over=True
-        ),
-        "warm-up of a graph runs beside the steps before it": RemovedWait(
-            "StepGraphs._capture: wait_stream", lambda: patch.object(Stream, "wait_stream", lambda *_: None)
         ),
         "a peer's bytes land before the sanitizer's NaN": RemovedWait(
             "Sanitizer.vacated: synchronize",
