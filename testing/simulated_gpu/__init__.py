@@ -19,6 +19,6 @@ reads a result before its event, or fills a pinned buffer again before it was co
 | ``kernels`` | kernels: the launch on a GPU is checked, the CPU path computes |
 | ``gpu`` | puts the parts in the place of ``torch.cuda`` and of torch's functions that make tensors |
 | ``jit_keys`` | the variants of Triton kernels that launches need |
-| ``engines``, ``handoff`` | an engine beside the same engine on the CPU; two engines and transfers between them |
+| ``engines``, ``handoff`` | an engine beside its twin on the CPU; two engines and transfers between them |
 | ``removed_waits`` | how an engine would run without each of its waits |
 """

@@ -13,7 +13,7 @@ from llguidance import LLMatcher
 from engine.config import EngineConfig
 from engine.engine import Engine
 from testing.checkpoints.random_checkpoint import EOS_TOKEN_ID
-from testing.engines.speculating import Answer, Ask, greedy_asks, sampled_asks, serve
+from testing.engines.speculating import Answer, Ask, greedy_asks, sampled_asks, serve, short_asks
 from testing.simulated_gpu.gpu import SimulatedGpu
 from testing.simulated_gpu.streams import AtOnce, Late, Pace
 
@@ -46,6 +46,22 @@ class Setting:
         )
 
 
+CROWDED = Setting(
+    "dense",
+    2,
+    "ngram",
+    "none",
+    (("cache_memory_bytes", 440 << 10), ("block_size", 4), ("max_model_len", 72)),
+)
+SETTINGS = {
+    "plain": Setting("dense"),
+    "mtp": Setting("dense", 2, "mtp", "align"),
+    "ngram": Setting("dense", 3, "ngram", "all", (("state_block_size", 16),)),
+    "experts": Setting("moe", 1, "mtp", "align", (("dtype", "bfloat16"),)),
+    "crowded": CROWDED,
+}
+
+
 @dataclass
 class Simulated:
     """One setting on both devices."""
@@ -63,6 +79,11 @@ class Simulated:
         with gpu:
             engine = setting.engine(model_dir, "cuda")
         return cls(setting, model_dir, gpu, engine, setting.engine(model_dir, "cpu"))
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of the simulated GPU's engine so far."""
+        return self.engine.stats().num_steps
 
     def expected(self, asks: Sequence[Ask]) -> list[Answer]:
         """Return the answers of the CPU."""
@@ -115,3 +136,8 @@ def all_kinds_of_asks(count: int, seed: int) -> list[Ask]:
         asks.append(replace(ask, params=params, stop=frozenset([EOS_TOKEN_ID])))
     random.Random(seed).shuffle(asks)
     return asks
+
+
+def asks_for(setting: Setting, count: int, seed: int) -> list[Ask]:
+    """Return the requests for a setting. Where memory is short they are short, and outgrow it together."""
+    return short_asks(count, seed) if setting is SETTINGS["crowded"] else all_kinds_of_asks(count, seed)

@@ -18,19 +18,13 @@ from engine.engine import Engine
 from engine.memory.async_copy import Download
 from engine.schedule.scheduler import Scheduler
 from testing.engines.speculating import Ask, sampled_asks, serve, short_asks
-from testing.simulated_gpu.engines import Setting, Simulated, all_kinds_of_asks
+from testing.simulated_gpu.engines import CROWDED, Setting, Simulated, all_kinds_of_asks
 from testing.simulated_gpu.gpu import SimulatedGpu
-from testing.simulated_gpu.handoff import SimulatedHandoff
+from testing.simulated_gpu.handoff import SimulatedHandoff, assert_all_free
 from testing.simulated_gpu.streams import Late
 
 NGRAM = Setting("dense", 2, "ngram", "none")
-CROWDED = Setting(
-    "dense",
-    2,
-    "ngram",
-    "none",
-    (("cache_memory_bytes", 440 << 10), ("block_size", 4), ("max_model_len", 72)),
-)
+STORING = Setting("dense", 0, None, "all", (("state_block_size", 16), ("max_batch_tokens", 32)))
 SANITIZED = Setting("dense", 0, None, "none", (("sanitize", True),))
 
 
@@ -66,8 +60,11 @@ class RemovedWait:
     def _differences(self, model_dir: Path, seed: int) -> str:
         if not self.hands_over:
             simulated = Simulated.make(self.setting, model_dir, Late(seed))
-            return "; ".join(simulated.differences(self.asks(seed), seed)[:1])
-        asks = [one for one in sampled_asks(12, seed) if one.prompt_logprobs is None and len(one.prompt) > 1]
+            found = simulated.differences(self.asks(seed), seed)
+            with simulated.gpu:
+                assert_all_free(simulated.engine)
+            return "; ".join(found[:1])
+        asks = [one for one in self.asks(seed) if one.prompt_logprobs is None and len(one.prompt) > 1]
         expected = serve(self.setting.engine(model_dir, "cpu"), asks, 4)
         answers = SimulatedHandoff(self.setting, model_dir, SimulatedGpu(Late(seed))).serve(asks, seed)
         for ours, theirs in zip(answers, expected, strict=True):
@@ -82,7 +79,9 @@ def _removals() -> dict[str, RemovedWait]:
 
     return {
         "results are read before they have been copied": RemovedWait("Download.wait", results),
-        "a prompt is held before it was computed": RemovedWait("Download.wait", results, hands_over=True),
+        "a prompt is held before it was computed": RemovedWait(
+            "Download.wait", results, asks=lambda seed: sampled_asks(12, seed), hands_over=True
+        ),
         "a staging buffer is filled while it is copied": RemovedWait(
             "engine/step/buffers.py STAGES", lambda: patch.object(engine.step.buffers, "STAGES", 1)
         ),
@@ -100,13 +99,14 @@ def _removals() -> dict[str, RemovedWait]:
             "Engine._land_needed, _follows",
             lambda: patch.object(engine.engine, "_follows", lambda launched: False),
         ),
-        "a cancelled request's memory is freed while its step runs": RemovedWait(
-            "Engine.cancel: _land_all", lambda: _without_landing("cancel"), hands_over=True
+        "a cancelled request's slots are given back while its step runs": RemovedWait(
+            "Engine.cancel: _land_all", lambda: _without_landing("cancel"), STORING
         ),
         "a peer's bytes land before the sanitizer's NaN": RemovedWait(
             "Sanitizer.vacated: synchronize",
             lambda: patch.object(SimulatedGpu, "_wait", lambda self, reason: None),
             SANITIZED,
+            lambda seed: sampled_asks(12, seed),
             hands_over=True,
         ),
     }

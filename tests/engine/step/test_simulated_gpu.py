@@ -8,20 +8,12 @@ import torch
 from engine.sampling.sampling_table import SamplingNeeds
 from engine.step.graph import CAPTURED
 from testing.checkpoints.random_checkpoint import DENSE_WITH_MTP, MOE_WITH_MTP, make_checkpoint
-from testing.engines.speculating import sampled_asks, serve, short_asks
-from testing.simulated_gpu.engines import Setting, Simulated, all_kinds_of_asks
+from testing.engines.speculating import sampled_asks, serve
+from testing.simulated_gpu.engines import SETTINGS, Simulated, asks_for
 from testing.simulated_gpu.gpu import SimulatedGpu
 from testing.simulated_gpu.handoff import SimulatedHandoff, assert_all_free
+from testing.simulated_gpu.removed_waits import REMOVED_WAITS
 from testing.simulated_gpu.streams import AtOnce, Late
-
-CROWDED = (("cache_memory_bytes", 440 << 10), ("block_size", 4), ("max_model_len", 72))
-SETTINGS = {
-    "plain": Setting("dense"),
-    "mtp": Setting("dense", 2, "mtp", "align"),
-    "ngram": Setting("dense", 3, "ngram", "all", (("state_block_size", 16),)),
-    "experts": Setting("moe", 1, "mtp", "align", (("dtype", "bfloat16"),)),
-    "crowded": Setting("dense", 2, "ngram", "none", CROWDED),
-}
 
 
 @pytest.fixture(scope="module")
@@ -38,15 +30,9 @@ def simulated(request, models):
     return Simulated.make(setting, models[setting.model])
 
 
-def asks_for(simulated, count, seed):
-    if simulated.setting is SETTINGS["crowded"]:
-        return short_asks(count, seed)
-    return all_kinds_of_asks(count, seed)
-
-
 def test_no_step_waits_for_the_device(simulated):
     """Neither do joins, leaves, mixed steps, preemptions, grammars and log-probabilities."""
-    assert simulated.differences(asks_for(simulated, 8, seed=1)) == []
+    assert simulated.differences(asks_for(simulated.setting, 8, seed=1)) == []
     assert simulated.gpu.waits == {}
     if simulated.setting is SETTINGS["crowded"]:
         assert simulated.engine.scheduler.num_preemptions > 0
@@ -54,7 +40,7 @@ def test_no_step_waits_for_the_device(simulated):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_when_the_device_runs_changes_no_token(simulated, seed):
-    assert simulated.differences(asks_for(simulated, 6, seed), seed) == []
+    assert simulated.differences(asks_for(simulated.setting, 6, seed), seed) == []
 
 
 @pytest.mark.parametrize("name", ["mtp", "ngram"])
@@ -74,6 +60,13 @@ def test_a_transfer_that_lands_at_any_moment_changes_no_token(models, name):
     with gpu:
         assert_all_free(handoff.source)
         assert_all_free(handoff.sink)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("wait", REMOVED_WAITS.values(), ids=REMOVED_WAITS.keys())
+def test_no_wait_can_be_removed(models, wait):
+    """Some schedule shows it, as a wrong token, an error or a leak."""
+    assert any(wait.finds(models["dense"], seed) for seed in range(12))
 
 
 def test_every_kind_of_sampling_has_a_graph():
