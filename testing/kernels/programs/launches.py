@@ -263,8 +263,8 @@ def launch_drafting(rows: Rows) -> None:
     def longs(*shape: int) -> Tensor:
         return empty(*shape, dtype=torch.int64)
 
-    table = {name: empty(64) for name in ("num_computed", "state_slot", "num_drafts", "limit", "max_drafts")}
-    table["active"] = empty(64, dtype=torch.bool)
+    columns = "num_computed", "state_slot", "num_drafts", "limit", "max_drafts", "active"
+    table = {name: empty(64) for name in columns}
     index, tokens, accepted = longs(num_rows), longs(64, num_positions), empty(num_rows)
     results, write_slots = longs(num_rows, num_positions + 3), empty(num_rows, num_positions)
 

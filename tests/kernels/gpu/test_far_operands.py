@@ -143,7 +143,7 @@ def test_a_history_of_drafts_may_reach_beyond_32_bits():
     op = ngram_draft.NgramDraft(
         rows=torch.tensor([2]), accepted=int32(1), results=torch.tensor([[1, 1, 0, 8, 0, 0]]),
         history=history, tokens=longs(3, 3), num_drafts=int32(0, 0, 2), num_computed=int32(0, 0, 4),
-        active=torch.tensor([False, False, True]), min_n=2, max_n=3,
+        active=int32(0, 0, 1), min_n=2, max_n=3,
     )  # fmt: skip
     ngram_draft._launch(op, 1)
     assert op.tokens[2].tolist() == [0, 9, 7]
@@ -154,7 +154,7 @@ def test_block_tables_may_reach_beyond_32_bits():
     table[2, 1] = 6
     op = prepare_rows.PrepareRows(
         rows=torch.tensor([0, 0, 1]), tokens=torch.tensor([[0], [5]]), num_computed=int32(0, 17),
-        state_slot=int32(0, 3), active=torch.tensor([False, True]), block_table=table,
+        state_slot=int32(0, 3), active=int32(0, 1), block_table=table,
         slots=int32([0], [0], [9]), boundary_len=int32(0, 0, 0), boundary_slot=int32(0, 0, 0),
         input_ids=longs(3, 1), positions=longs(3, 1), slot_mapping=longs(3, 1), seq_lens=int32(0, 0, 0),
         read_slots=int32(0, 0, 0), write_slots=int32([0], [0], [0]), block_size=16,
