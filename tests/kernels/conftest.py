@@ -1,17 +1,31 @@
 """What the kernel tests share: the device under test and poisoned state pools.
 
-Triton kernels run compiled where there is CUDA, else in Triton's interpreter (tests/conftest.py asks for it).
+Triton kernels run compiled where there is CUDA, else in Triton's interpreter (tests/conftest.py asks for it),
+which checks what a GPU would punish (testing/kernels/hardened).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pytest
 import torch
 
 from testing.kernels.target import Target
+
+
+@pytest.fixture(autouse=True)
+def checked_launches() -> Iterator[None]:
+    """Check every launch that is interpreted."""
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        yield
+        return
+    from testing.kernels.hardened.interpreter import hardened
+
+    with hardened():
+        yield
 
 
 @pytest.fixture(params=["cpu", "triton"])

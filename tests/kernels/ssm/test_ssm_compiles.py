@@ -50,7 +50,7 @@ for kernel, constants, tiles in KERNELS:
     compiled = compile_kernel(kernel, constants, TYPES, **options)
     print("compiled", kernel.__name__, compiled.registers, compiled.stack_bytes)
     if kernel is ssd_chunk_scan._scan_rows_kernel:
-        # The addresses of the state, from one end of the row to the other; nothing that a chunk needs.
+        # The addresses of the state, from one end of the row to the other, and some that every chunk reads.
         assert compiled.stack_bytes <= 512
         assert "wgmma.mma_async" in compiled.ptx or DTYPE != "bf16"
         assert "cp.async" in compiled.ptx or DTYPE != "bf16"

@@ -1,0 +1,70 @@
+"""Every program that serving compiles is compiled here without a GPU, and keeps the rules of
+testing/kernels/programs/rules.py."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from testing.kernels.programs.exemptions import EXEMPTIONS
+from testing.repository import ROOT
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU's time is not for compiling")
+ARCHITECTURES = [80, 90, 100]
+RESULTS = ROOT / "benchmarks/results/programs.json"
+
+
+def compile_programs(*options):
+    """Runs the command in a process that doesn't interpret kernels, and returns its output."""
+    pytest.importorskip("triton")
+    result = subprocess.run(
+        [sys.executable, "-m", "testing.kernels.programs", *map(str, options)],
+        cwd=ROOT,
+        env={**os.environ, "TRITON_INTERPRET": "0"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-4000:]
+    return result.stdout
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_one_program_of_each_kernel_keeps_the_rules(architecture, tmp_path):
+    table = tmp_path / "programs.json"
+    compile_programs("--quick", "--architectures", architecture, "--processes", 1, "--json", table)
+    (rows,) = json.loads(table.read_text()).values()
+    assert {row["kernel"] for row in rows} == kernels_in_the_sources()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_all_programs_keep_the_rules_and_need_all_exemptions(architecture):
+    compile_programs("--architectures", architecture)
+
+
+def kernels_in_the_sources():
+    """The Triton functions that are launched, with their modules: ``rms_norm._rms_norm_kernel``."""
+    found = set()
+    for path in (ROOT / "kernels").rglob("*.py"):
+        names = re.findall(r"@triton_jit\ndef (\w+_kernel)\(", path.read_text())
+        found |= {f"{path.stem}.{name}" for name in names}
+    return found
+
+
+def test_the_stored_table_has_spills_exactly_where_an_exemption_says_so():
+    for version, rows in json.loads(RESULTS.read_text()).items():
+        spilled = {(row["kernel"], row["architecture"]) for row in rows if row["programs_with_spills"]}
+        minor = version.rpartition(".")[0]
+        exempted = {
+            (entry.kernel, architecture)
+            for entry in EXEMPTIONS
+            for architecture in entry.architectures
+            if entry.rule == "spills" and minor in entry.tritons
+        }
+        assert spilled == exempted, version
