@@ -10,6 +10,8 @@ import textwrap
 import threading
 import time
 
+import torch
+
 from engine.loop import EngineLoop
 from engine.watchdog import Watchdog
 from testing.conditions import PROMPT_S, wait_until
@@ -80,6 +82,8 @@ def test_time_in_which_the_process_is_frozen_does_not_count():
 
 class Engine:
     """An engine that does nothing until it is told to hang."""
+
+    device = torch.device("cpu")
 
     class config:
         niceness = 0
