@@ -44,8 +44,7 @@ def main() -> int:
         seconds = time.monotonic() - began
         print(f"sm_{architecture}: {len(programs)} programs, {seconds:.0f} s", flush=True)
     complaints = [complaint for result in results for complaint in result.complaints]
-    if not options.quick:
-        complaints += unused_exemptions(results)
+    complaints += unused_exemptions(results)
     for complaint in complaints:
         print(complaint)
     rows = table(results)

@@ -86,7 +86,7 @@ def _figures_of(index: int) -> Figures:
 
 
 def unused_exemptions(results: Sequence[Result]) -> list[str]:
-    """Returns the exemptions for this Triton that no program of the whole grid needs any more."""
+    """Returns the exemptions for this Triton that none of these programs needs."""
     needed = {
         (result.program.name, fault.rule, result.program.target.arch)
         for result in results
