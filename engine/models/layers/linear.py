@@ -2,9 +2,10 @@
 
 On CPU in float32 the weight is packed for :mod:`kernels.linear.packed_linear` and kept only in that layout.
 Otherwise the weight stays as it was loaded, and torch multiplies. A quantised weight stays quantised on all
-devices (:mod:`kernels.linear.quantized_linear`). If a row must have the same bits in every batch, torch's product is
-replaced: on a GPU by :mod:`kernels.linear.invariant_linear`, on CPU by packed weights, which are then float32
-whatever the model's dtype.
+devices (:mod:`kernels.linear.quantized_linear`).
+
+If a row must have the same bits in every batch, torch does not multiply: on a GPU
+:mod:`kernels.linear.invariant_linear` does, and on a CPU the weight is packed in float32 for every dtype.
 """
 
 from __future__ import annotations
