@@ -6,8 +6,8 @@ A library chooses tiles and splits by the number of rows, so a row's last digits
 Here the weight's shape and dtype alone determine the tile, the parts that the inputs are cut into, and the
 order of each sum: within a part in steps of BLOCK_K, then the parts in order, in float32, rounded once.
 
-x and W are bfloat16, float16 or float32 (IEEE products). On CPU :mod:`kernels.linear.packed_linear` keeps the
-same promise.
+x and W are bfloat16, float16 or float32 (IEEE products). On a CPU, :mod:`kernels.linear.packed_linear` keeps
+this promise; this module's reference does not.
 
 What that costs beside cuBLAS, counted and not measured, for an 8 B model in bfloat16 on 132 SMs:
 
@@ -160,11 +160,7 @@ def dot_precision(dtype: torch.dtype) -> str:
     return "ieee" if dtype == torch.float32 else "tf32"
 
 
-def invariant_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Map ``[n, in]``, rows at any stride, with weight ``[out, in]`` and bias ``[out]`` to ``[n, out]``.
-
-    All have one dtype. A row's result is the same, bit for bit, alone and among any other rows.
-    """
+def _launch(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     num_outputs, num_inputs = weight.shape
     tiles = dict(choose(tile_request(x.dtype, num_outputs, num_inputs), x.device))
     num_parts, block_k = tiles.pop("PARTS"), tiles["BLOCK_K"]
@@ -204,3 +200,13 @@ def invariant_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> T
             num_warps=4,
         )
     return y
+
+
+def invariant_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Map ``[n, in]``, rows at any stride, with weight ``[out, in]`` and bias ``[out]`` to ``[n, out]``.
+
+    All have one dtype. On a GPU a row's result is the same, bit for bit, alone and among any other rows.
+    """
+    if x.is_cuda and x.dtype != torch.float64:
+        return _launch(x, weight, bias)
+    return invariant_linear_reference(x, weight, bias)

@@ -96,11 +96,7 @@ def tile_request(dtype: torch.dtype, num_outputs: int, num_inputs: int) -> TileR
     return TileRequest.of("expert_linear", tiles, dtype=dtype, outputs=num_outputs, inputs=num_inputs)
 
 
-def expert_linear(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
-    """Map ``[n, in]``, rows at any stride, with weights ``[experts, out, in]`` to ``[n, out]``.
-
-    x and weights have one dtype; ends ``[experts]`` is int32. Rows after the last end are undefined.
-    """
+def _launch(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
     assert weights.is_contiguous()
     x = adjacent(x)
     num_rows, num_inputs = x.shape
@@ -124,3 +120,13 @@ def expert_linear(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
         **tiles,
     )
     return y
+
+
+def expert_linear(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+    """Map ``[n, in]``, rows at any stride, with weights ``[experts, out, in]`` to ``[n, out]``.
+
+    x and weights have one dtype; ends ``[experts]`` is int32. Rows after the last end are undefined.
+    """
+    if x.is_cuda and x.dtype != torch.float64:
+        return _launch(x, weights, ends)
+    return expert_linear_reference(x, weights, ends)

@@ -23,6 +23,7 @@ from testing.engines.agreement import all_at_once, assert_all_agree, one_by_one,
 from testing.engines.handing_over import make_engine
 from testing.engines.leading import lead_engine
 from testing.engines.sequences import Driver, Sequence
+from testing.engines.simulated import Setting, Simulated, all_kinds_of_asks
 from testing.oracles.ties import MAX_TIES_BFLOAT16, count_ties, tie_of
 from wire.errors import ConfigError
 
@@ -86,6 +87,15 @@ def test_on_a_gpu_no_layer_multiplies_by_another_product(tmp_path, monkeypatch):
     switched += [mixer.experts for mixer in mixers if isinstance(mixer, Moe)]
     assert len(switched) == 3
     assert all(part.batch_invariant for part in switched)
+
+
+def test_on_a_simulated_gpu_no_step_waits_for_the_device(tmp_path):
+    """In float32, torch's own grouped product would wait."""
+    model = make_checkpoint(tmp_path, MOE_WITH_MTP, seed=5)
+    more = (("batch_invariant", True), ("max_batch_tokens", 128))
+    simulated = Simulated.make(Setting("moe", 1, "mtp", "align", more), model)
+    assert simulated.differences(all_kinds_of_asks(1, seed=1)) == []
+    assert simulated.gpu.waits == {}
 
 
 def test_ranks_that_share_a_group_of_a_norm_are_refused(bundled_model):

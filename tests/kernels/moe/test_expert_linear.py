@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels.moe.expert_linear import expert_linear, expert_linear_reference
+from kernels.moe.expert_linear import _launch, expert_linear_reference
 
 COUNTS = [[3, 0, 70, 1], [0, 0, 0, 2], [1, 1, 1, 1], [0, 0, 0, 0]]
 """Rows of each expert."""
@@ -28,7 +28,7 @@ def operands(counts, dtype=torch.float32, num_outputs=70, num_inputs=100):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_equals_float64(counts, dtype):
     x, weights, ends = operands(counts, dtype)
-    y = expert_linear(x, weights, ends)[: sum(counts)]
+    y = _launch(x, weights, ends)[: sum(counts)]
     expected = expert_linear_reference(x.double(), weights.double(), ends)[: sum(counts)]
     tolerance = 1e-5 if dtype == torch.float32 else 2e-3
     torch.testing.assert_close(y.double(), expected, rtol=tolerance, atol=tolerance)
@@ -38,9 +38,9 @@ def test_equals_float64(counts, dtype):
 def test_a_row_has_the_same_bits_however_many_rows_its_expert_and_the_others_have(dtype):
     counts = COUNTS[0]
     x, weights, ends = operands(counts, dtype)
-    together = expert_linear(x, weights, ends)
+    together = _launch(x, weights, ends)
     starts = [sum(counts[:expert]) for expert in range(len(counts))]
     for row in (0, 2, 3, 40, 72, 73):
         expert = max(e for e, start in enumerate(starts) if start <= row and counts[e] > 0)
         alone = int32([0] * expert + [1] * (len(counts) - expert))
-        assert torch.equal(expert_linear(x[row : row + 1], weights, alone)[0], together[row])
+        assert torch.equal(_launch(x[row : row + 1], weights, alone)[0], together[row])
