@@ -56,7 +56,7 @@ def test_a_row_has_the_same_bits_alone_and_among_any_others(
 ):
     x, weight, bias = operands(target, 70, num_outputs, num_inputs, dtype)
     together = product(target, x, weight, bias)
-    for sizes in ([1] * 3 + [67], [32, 38], [69, 1]):
+    for sizes in ([1] * 3 + [67], [69, 1]):
         apart = torch.cat([product(target, rows, weight, bias) for rows in x.split(sizes)])
         assert torch.equal(apart, together), sizes
     assert torch.equal(product(target, x.flip(0), weight, bias).flip(0), together)
