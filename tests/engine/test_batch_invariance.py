@@ -23,8 +23,8 @@ from testing.engines.agreement import all_at_once, assert_all_agree, one_by_one,
 from testing.engines.handing_over import make_engine
 from testing.engines.leading import lead_engine
 from testing.engines.sequences import Driver, Sequence
-from testing.engines.simulated import Setting, Simulated, all_kinds_of_asks
 from testing.oracles.ties import MAX_TIES_BFLOAT16, count_ties, tie_of
+from testing.simulated_gpu.engines import Setting, Simulated, all_kinds_of_asks
 from wire.errors import ConfigError
 
 DTYPES = pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
