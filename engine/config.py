@@ -73,6 +73,8 @@ class EngineConfig:
     """Number format of recurrent states; bfloat16 takes half the memory of float32."""
     mamba_cache_stochastic_rounding: bool = False
     """Whether 16-bit states are rounded up or down at random, not to the nearest value."""
+    batch_invariant: bool = False
+    """Whether a row must have the same bits in every batch, on a GPU too (docs/batch-invariance.md)."""
     cache_mode: CacheModeName = "all"
     """Which Mamba states are kept for later requests; see :mod:`engine.schedule.cache_modes`."""
     state_block_size: int | None = None
@@ -217,14 +219,17 @@ class EngineConfig:
 
         Raises :class:`ConfigError` if ``state_block_size`` or ``max_batch_tokens`` does not fit these places.
         """
-        cuts = ExactCuts.of(spec.kv_dtype, spec.ssm_dtype)
+        cuts = ExactCuts.of(
+            spec.kv_dtype, spec.ssm_dtype, has_state=spec.has_state, batch_invariant=self.batch_invariant
+        )
         if cuts is None:
             return None
         size, unit = self.state_block_size, cuts.unit(self.block_size)
         if size is not None and size % unit:
             raise ConfigError(
-                f"`state_block_size` {size} is not a multiple of {unit}: 16-bit states are kept only at "
-                f"common multiples of `block_size` {self.block_size} and {cuts.grid} tokens; choose one"
+                f"`state_block_size` {size} is not a multiple of {unit}: 16-bit states, and states of a "
+                "`batch_invariant` engine, are kept only at common multiples of `block_size` "
+                f"{self.block_size} and {cuts.grid} tokens; choose one"
             )
         decoded = 0 if self.role == "prefill" else self.max_num_seqs * self.num_positions
         if self.max_batch_tokens < decoded + cuts.grid:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -52,6 +52,7 @@ class EngineParts:
         """
         device = config.resolve_device(tp.rank)
         use_device(device)
+        tp = replace(tp, in_rank_order=config.batch_invariant)
         model_config = read_config(config.model_dir, config.dtype, device)
         config.apply_threads(model_config.dtype)
         if device.type == "cpu":
@@ -64,6 +65,7 @@ class EngineParts:
             mtp=config.loads_mtp(model_config),
             tp=tp,
             load_format=config.load_format,
+            batch_invariant=config.batch_invariant,
             start_up=start_up,
         )
         demand = config.demand(model_config, tp)
@@ -74,6 +76,7 @@ class EngineParts:
             model_config.dtype,
             config.load_format,
             stochastic_rounding=config.mamba_cache_stochastic_rounding,
+            batch_invariant=config.batch_invariant,
         )
         grammars: GrammarSource = RemoteGrammars()
         if tp.rank == 0:

@@ -11,10 +11,10 @@ A one-token row with a prior state must be a decode row: when vLLM computed such
 under a decode graph, the state was lost (vllm 42430). The first token of a prompt must not be a decode
 row, since it has no prior state.
 
-The exception: if the caches round their values (:mod:`engine.memory.cache_formats`), a row's kind depends
-only on the place of its tokens. Tokens before the prompt's last one are computed in chunks, even if a chunk
-has only one token.
-No step with a chunk runs under a decode graph.
+The exception: if the caches round their values, or the engine is batch-invariant
+(:mod:`engine.memory.cache_formats`), a row's kind depends only on the place of its tokens. Tokens before the
+prompt's last one are computed in chunks, even if a chunk has only one token. No step with a chunk runs under
+a decode graph.
 """
 
 from __future__ import annotations

@@ -62,28 +62,22 @@ def tunings(model: Model) -> Iterator[Tuning]:
     """Yields the tunings of one model, the ops with the most traffic first."""
     dtype, mamba, heads = model.dtype, model.mamba, model.attention
     shape = heads.num_heads // heads.num_kv_heads, heads.head_dim, model.block_size
-    for positions in POSITIONS:
-        yield Tuning(
-            selective_state_update.tile_request(
-                dtype, mamba.ssm_dtype, mamba.head_dim, mamba.state_size, positions
-            ),
-            [mamba_cases.state_update(model, rows, positions) for rows in (1, 8, 64)],
-            {"BLOCK_P": (4, 8, 16, 32), "num_warps": (1, 2, 4, 8)},
-        )
+    yield Tuning(
+        selective_state_update.tile_request(dtype, mamba.ssm_dtype, mamba.head_dim, mamba.state_size),
+        [mamba_cases.state_update(model, rows, positions) for rows in (1, 64) for positions in POSITIONS],
+        {"BLOCK_P": (4, 8, 16, 32), "num_warps": (1, 2, 4, 8)},
+    )
     yield Tuning(
         ssd_chunk_scan.tile_request(dtype, mamba.head_dim, mamba.state_size),
         [mamba_cases.scan(model, tokens) for tokens in (512, 8192)],
-        {"BLOCK_P": (32, 64), "CHUNK": (32, 64, 128), "num_warps": (4, 8), "num_stages": (1, 2, 3)},
+        {"BLOCK_P": (32, 64), "CHUNK": (32, 64), "num_warps": (4, 8), "num_stages": (1, 2, 3)},
     )
     delta = model.delta
-    for positions in POSITIONS:
-        yield Tuning(
-            gated_delta_update.tile_request(
-                dtype, delta.ssm_dtype, delta.value_head_dim, delta.key_head_dim, positions
-            ),
-            [delta_cases.state_update(model, rows, positions) for rows in (1, 8, 64)],
-            {"BLOCK_V": (4, 8, 16, 32), "num_warps": (1, 2, 4, 8)},
-        )
+    yield Tuning(
+        gated_delta_update.tile_request(dtype, delta.ssm_dtype, delta.value_head_dim, delta.key_head_dim),
+        [delta_cases.state_update(model, rows, positions) for rows in (1, 64) for positions in POSITIONS],
+        {"BLOCK_V": (4, 8, 16, 32), "num_warps": (1, 2, 4, 8)},
+    )
     yield Tuning(
         gated_delta_chunk.tile_request(dtype, delta.value_head_dim, delta.key_head_dim),
         [delta_cases.scan(model, tokens) for tokens in (512, 8192)],

@@ -73,10 +73,14 @@ class Spread:
 
 
 def dummy_weights(
-    directory: str | Path, config: ModelConfig, *, device: torch.device | str = "cpu"
+    directory: str | Path,
+    config: ModelConfig,
+    *,
+    device: torch.device | str = "cpu",
+    batch_invariant: bool = False,
 ) -> MadeWeights:
     """Make a random tensor for every tensor that the model takes."""
-    return MadeWeights(directory, config, device, DummyValues(device))
+    return MadeWeights(directory, config, device, DummyValues(device), batch_invariant=batch_invariant)
 
 
 class DummyValues:

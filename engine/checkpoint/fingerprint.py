@@ -30,6 +30,7 @@ def fingerprint(
     load_format: LoadFormat = "auto",
     *,
     stochastic_rounding: bool = False,
+    batch_invariant: bool = False,
 ) -> str:
     """Return 64 hex digits, equal for all copies of a checkpoint that are loaded in the same dtype.
 
@@ -45,6 +46,8 @@ def fingerprint(
     digest.update(str(dtype).removeprefix("torch.").encode())
     if stochastic_rounding:  # the caches' layout doesn't show how states are rounded, but tokens depend on it
         digest.update(b"stochastic rounding")
+    if batch_invariant:  # another order of sums, and states at other places
+        digest.update(b"batch invariant")
     if load_format == "dummy":
         digest.update(DUMMY_WEIGHTS)
         return digest.hexdigest()

@@ -36,12 +36,19 @@ class MadeWeights:
     """Makes every tensor that the model takes; see :class:`engine.checkpoint.weights.Weights`."""
 
     def __init__(
-        self, directory: str | Path, config: ModelConfig, device: torch.device | str, values: Values
+        self,
+        directory: str | Path,
+        config: ModelConfig,
+        device: torch.device | str,
+        values: Values,
+        *,
+        batch_invariant: bool = False,
     ) -> None:
         self.directory = Path(directory)
         self.dtype = config.dtype
         self.quantization = config.quantization
         self.device = torch.device(device)
+        self.batch_invariant = batch_invariant
         self.bytes_taken = 0
         self._values = values
 

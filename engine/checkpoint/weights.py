@@ -131,6 +131,8 @@ class Weights(Protocol):
     dtype: torch.dtype
     """Dtype of the model."""
     device: torch.device
+    batch_invariant: bool
+    """Whether a row of the model's layers must have the same bits in every batch."""
     bytes_taken: int
     """Stored bytes of all tensors taken so far."""
 
@@ -175,9 +177,11 @@ class WeightFiles:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         quantization: Quantization | None = None,
+        batch_invariant: bool = False,
     ) -> None:
         self.directory = Path(directory)
         self.dtype = dtype
+        self.batch_invariant = batch_invariant
         self.device = torch.device(device)
         self.quantization = quantization
         self._is_warned = False

@@ -1,8 +1,8 @@
 """Number formats of the caches. By default they follow from the checkpoint and ``dtype``.
 
 A rounding error depends on the order of a sum, and on the places where a state is stored. To give the same
-tokens on every server, engines with rounding caches follow three extra rules (:class:`ExactCuts`). ``grid``
-is a number of tokens:
+tokens on every server, engines with rounding caches, and batch-invariant engines, follow three extra rules
+(:class:`ExactCuts`). ``grid`` is a number of tokens:
 
 | rule | prevents |
 |---|---|
@@ -49,17 +49,25 @@ AS_THE_MODEL = CacheFormats()
 
 @dataclass(frozen=True)
 class ExactCuts:
-    """The places where prompts may be cut, so that a rounding cache has the same content on every server."""
+    """The places where prompts may be cut, so that the caches have the same content on every server."""
 
     grid: int
-    """Number of tokens. It is 1 if only KV is rounded, because KV is rounded token by token."""
+    """Number of tokens. It is 1 if only KV matters, because KV is stored token by token. Kernels compute
+    states in chunks of at most GRID_TOKENS tokens: with this grid, a chunk always has the same tokens."""
 
     @classmethod
-    def of(cls, kv_dtype: torch.dtype, ssm_dtype: torch.dtype) -> ExactCuts | None:
-        """Return the cuts for these dtypes; None if nothing is rounded."""
-        if ssm_dtype != torch.float32:
+    def of(
+        cls,
+        kv_dtype: torch.dtype,
+        ssm_dtype: torch.dtype,
+        *,
+        has_state: bool = True,
+        batch_invariant: bool = False,
+    ) -> ExactCuts | None:
+        """Return the cuts for these dtypes; None if nothing is rounded and nothing has to be invariant."""
+        if ssm_dtype != torch.float32 or (has_state and batch_invariant):
             return cls(GRID_TOKENS)
-        return cls(1) if kv_dtype == torch.float8_e4m3fn else None
+        return cls(1) if kv_dtype == torch.float8_e4m3fn or batch_invariant else None
 
     def unit(self, block_size: int) -> int:
         """Return the number of tokens at whose multiples states are kept."""

@@ -53,11 +53,13 @@ def load_model(
     mtp: bool = False,
     tp: TensorParallel = ALONE,
     load_format: LoadFormat = "auto",
+    batch_invariant: bool = False,
     start_up: StartUp | None = None,
 ) -> CausalLM:
     """Load the model of a Hugging Face directory onto ``device``; with ``mtp`` also its MTP layer.
 
-    Only the part of the weights that ``tp`` gives to this rank is loaded. ``start_up`` notes the size of the
+    Only the part of the weights that ``tp`` gives to this rank is loaded. With ``batch_invariant`` a row has
+    the same bits in every batch. ``start_up`` notes the size of the
     weights in bytes and the end of the ``weights`` phase.
 
     Raises :class:`wire.errors.ModelLoadError` that names the unknown, missing or misshapen item, and
@@ -65,7 +67,7 @@ def load_model(
     """
     config = read_config(model_dir, dtype, device)
     check_divides(config, tp.size, shares_experts=tp.experts.size > 1)
-    weights = _weights(model_dir, config, device, load_format)
+    weights = _weights(model_dir, config, device, load_format, batch_invariant)
     model = build_model(config, weights, mtp=mtp, tp=tp)
     unused = [name for name in weights.unused() if mtp or not name.startswith(MTP_PREFIX)]
     if tp.experts.size > 1:  # other ranks hold most of the experts
@@ -84,8 +86,18 @@ def load_model(
 
 
 def _weights(
-    model_dir: str | Path, config: ModelConfig, device: torch.device | str, load_format: LoadFormat
+    model_dir: str | Path,
+    config: ModelConfig,
+    device: torch.device | str,
+    load_format: LoadFormat,
+    batch_invariant: bool,
 ) -> Weights:
     if load_format == "dummy":
-        return dummy_weights(model_dir, config, device=device)
-    return WeightFiles(model_dir, dtype=config.dtype, device=device, quantization=config.quantization)
+        return dummy_weights(model_dir, config, device=device, batch_invariant=batch_invariant)
+    return WeightFiles(
+        model_dir,
+        dtype=config.dtype,
+        device=device,
+        quantization=config.quantization,
+        batch_invariant=batch_invariant,
+    )

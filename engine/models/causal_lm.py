@@ -43,7 +43,11 @@ class CausalLM:
         self.embeddings = weights.take(prefix + table, (config.vocab_size, config.hidden_size))
         build = Builder(config, weights, prefix, tp)
         self.layers = BlockStack(family.blocks(build), build.norm(family.last_norm), config, tp)
-        self.lm_head = Linear(head_rows(config, weights, tp, tied=self.embeddings), scale=config.logit_scale)
+        self.lm_head = Linear(
+            head_rows(config, weights, tp, tied=self.embeddings),
+            scale=config.logit_scale,
+            batch_invariant=weights.batch_invariant,
+        )
         self.mtp = Mtp(family, config, weights, self.embeddings, tp) if mtp else None
 
     def forward(self, batch: Batch, caches: LayerCaches) -> Tensor:

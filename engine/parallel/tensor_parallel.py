@@ -9,6 +9,7 @@ token without exchanging it.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -38,6 +39,8 @@ class TensorParallel:
     """The group of these ranks, if torch's default process group has other ranks too."""
     experts: ExpertParallel = NO_EXPERT_PARALLEL
     """The distribution of whole routed experts over ranks, if experts are not divided like other weights."""
+    in_rank_order: bool = False
+    """Whether :meth:`sum` adds in the order of the ranks. The order of a collective depends on x's size."""
 
     def share(self, count: int) -> range:
         """Return this rank's part of ``count`` things that are divided evenly."""
@@ -61,6 +64,8 @@ class TensorParallel:
 
     def sum(self, x: Tensor) -> Tensor:
         """Add up the ranks' ``x`` in place. Every rank gets the same bits."""
+        if self.size > 1 and self.in_rank_order and x.is_floating_point():
+            return x.copy_(functools.reduce(torch.add, (part.float() for part in self._parts(x))))
         if self.size > 1:
             dist.all_reduce(x, group=self.group)
         return x
@@ -81,11 +86,13 @@ class TensorParallel:
 
     def gather_columns(self, x: Tensor) -> Tensor:
         """Concatenate each rank's ``[n, c]`` to ``[n, size * c]``."""
-        if self.size == 1:
-            return x
+        return x if self.size == 1 else torch.cat(self._parts(x), dim=-1)
+
+    def _parts(self, x: Tensor) -> list[Tensor]:
+        """Return the ranks' ``x`` in their order."""
         parts = [torch.empty_like(x) for _ in range(self.size)]
         dist.all_gather(parts, x.contiguous(), group=self.group)
-        return torch.cat(parts, dim=-1)
+        return parts
 
 
 ALONE = TensorParallel()

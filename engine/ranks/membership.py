@@ -95,7 +95,7 @@ def _terms(config: EngineConfig) -> dict[str, str]:
         "`device`": device.type,
     }
     if config.is_lockstep:
-        names = ["tensor_parallel", "role", "max_num_seqs", "num_speculative", "sanitize"]
+        names = ["tensor_parallel", "role", "max_num_seqs", "num_speculative", "sanitize", "batch_invariant"]
         terms["`data_parallel.size`"] = config.data_parallel.size
         terms["`drafter`"] = config.resolve_drafter(model)
     else:

@@ -13,7 +13,7 @@ factor ``scale`` and the last division include these scales; sums stay in float3
 | device | float32 | bfloat16, float16 | float64 |
 |---|---|---|---|
 | CUDA | Triton, IEEE products | Triton, float32 sums | reference |
-| CPU | numba (paged_attention_prefill_cpu.py) | reference | reference |
+| CPU | numba (paged_attention_prefill_cpu.py) | bfloat16 as float32, float16 by the reference | reference |
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import functools
 
 import torch
 
-from kernels.attention.kv_cache import CPU_CACHE_DTYPES
+from kernels.attention.kv_cache import CPU_DTYPES
 from kernels.attention.paged_attention_prefill_cpu import paged_attention_prefill_cpu
 from kernels.formats.float8 import readable, widen
 from kernels.gpu.tiles import TileRequest, choose
@@ -73,6 +73,10 @@ def paged_attention_prefill_reference(
 # so that each loaded K and V element serves all of them (GQA packing). The loop goes through the row's tokens
 # BLOCK_N at a time and finds them with the block table. The softmax is computed online. Only tokens from the
 # diagonal on are masked.
+#
+# Tiles begin at multiples of TOKENS, counted from the sequence's first token. So the same part of a query's
+# tokens is masked, wherever its prompt was cut into chunks. The compiler may round masked and unmasked scores
+# differently: it can fuse a product with the difference that follows only where no mask is between them.
 @triton_jit
 def _prefill_kernel(
     q_ptr,
@@ -103,19 +107,21 @@ def _prefill_kernel(
     TOKENS: tl.constexpr = BLOCK_M // HEADS_PER_KV
     row = tl.program_id(2)
     kv_head = tl.program_id(1).to(tl.int64)
-    # The last tiles of a row see the most tokens: they are launched first, so that the grid has no long tail.
-    first_token = (tl.num_programs(0) - 1 - tl.program_id(0)) * TOKENS
     row_start = tl.load(cu_seqlens_ptr + row)
     query_len = tl.load(cu_seqlens_ptr + row + 1) - row_start
     seq_len = tl.load(seq_lens_ptr + row)
-    if first_token >= query_len:
+    # The last tiles of a row see the most tokens: they are launched first, so that the grid has no long tail.
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)
+    first_token = tile * TOKENS - tl.maximum(seq_len - query_len, 0) % TOKENS  # may be below 0
+    if (first_token >= query_len) | (query_len == 0):
         return
 
     lanes = tl.arange(0, BLOCK_M)
     tokens = first_token + lanes // HEADS_PER_KV
     heads = kv_head * HEADS_PER_KV + lanes % HEADS_PER_KV
     dims = tl.arange(0, BLOCK_D)
-    live = (lanes < TOKENS * HEADS_PER_KV) & (tokens < query_len)
+    # Tokens from 0 to query_len - 1, in one comparison: with two, registers spill in float32.
+    live = (lanes < TOKENS * HEADS_PER_KV) & (tokens.to(tl.uint32) < query_len.to(tl.uint32))
     live_dims = live[:, None] & (dims < HEAD_DIM)[None, :]
     rows = (row_start + tokens).to(tl.int64)
     out_offsets = rows * out_token_stride + heads * out_head_stride
@@ -255,9 +261,10 @@ def _launch(
     heads_per_kv = num_heads // kv_heads
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     tiles = choose(tile_request(q.dtype, heads_per_kv, head_dim, block_size), q.device)
-    num_tiles = triton.cdiv(max_query_len, tiles["BLOCK_M"] // heads_per_kv)
-    if num_tiles * len(seq_lens) == 0:
+    if max_query_len * len(seq_lens) == 0:
         return out
+    tile_tokens = tiles["BLOCK_M"] // heads_per_kv
+    num_tiles = triton.cdiv(max_query_len + tile_tokens - 1, tile_tokens)
     _prefill_kernel[(num_tiles, kv_heads, len(seq_lens))](
         q,
         readable(k_cache),
@@ -310,6 +317,6 @@ def paged_attention_prefill(
     operands = (q, k_cache, v_cache, block_table, cu_seqlens, seq_lens)
     if q.is_cuda and q.dtype != torch.float64:
         return _launch(*operands, scale, max_query_len, k_scale, v_scale)
-    if not q.is_cuda and q.dtype == torch.float32 and k_cache.dtype in CPU_CACHE_DTYPES:
-        return paged_attention_prefill_cpu(*operands, scale * k_scale, v_scale)
+    if not q.is_cuda and {q.dtype, k_cache.dtype} <= CPU_DTYPES:
+        return paged_attention_prefill_cpu(q.float(), *operands[1:], scale * k_scale, v_scale).to(q.dtype)
     return paged_attention_prefill_reference(*operands, scale=scale, k_scale=k_scale, v_scale=v_scale)

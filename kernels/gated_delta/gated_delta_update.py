@@ -190,9 +190,7 @@ def _update_tiles_kernel(
 
 
 @functools.cache
-def tile_request(
-    dtype: torch.dtype, state_dtype: torch.dtype, value_dim: int, key_dim: int, positions: int
-) -> TileRequest:
+def tile_request(dtype: torch.dtype, state_dtype: torch.dtype, value_dim: int, key_dim: int) -> TileRequest:
     """Request tiles of 2,048 state elements, so that a thread has 16 elements in flight, and a batch of one
     row has 2 programs per SM."""
     block_v = min(triton.next_power_of_2(value_dim), max(1, 2048 // triton.next_power_of_2(key_dim)))
@@ -203,7 +201,6 @@ def tile_request(
         state_dtype=state_dtype,
         value_dim=value_dim,
         key_dim=key_dim,
-        positions=positions,
     )
 
 
@@ -217,7 +214,7 @@ def _launch(
     o = torch.empty(v.shape, dtype=v.dtype, device=v.device)
     if num_rows == 0:
         return o
-    tiles = choose(tile_request(v.dtype, state.dtype, value_dim, key_dim, num_positions), v.device)
+    tiles = choose(tile_request(v.dtype, state.dtype, value_dim, key_dim), v.device)
     _update_tiles_kernel[(num_heads * triton.cdiv(value_dim, tiles["BLOCK_V"]), num_rows)](
         q, k, v, a, b, A, dt_bias, state, read_slots, write_slots.contiguous(), seq_lens, o,
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *a.stride()[:2], *b.stride()[:2],

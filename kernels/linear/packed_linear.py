@@ -1,4 +1,4 @@
-"""Linear layers on CPU in float32, for any number of rows.
+"""Linear layers on CPU, computed in float32, for any number of rows.
 
     y[r, o] = act(bias[o] + sum over k of x[r, k] W[o, k])          act = identity or max(y, 0)^2
 
@@ -135,7 +135,7 @@ class PackedLinear:
 
     @classmethod
     def pack(cls, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
-        """Pack a weight ``[out, in]`` and a bias ``[out]``."""
+        """Pack a weight ``[out, in]`` and a bias ``[out]``; bfloat16 is widened."""
         num_outputs, num_inputs = weight.shape
         width = panel_width()
         num_panels = -(-num_outputs // width)
@@ -148,9 +148,12 @@ class PackedLinear:
         return cls(panels, padded_bias(bias, num_panels * width), num_outputs)
 
     def __call__(self, x: torch.Tensor, *, relu_squared: bool = False) -> torch.Tensor:
-        """Map ``[n, in]`` float32, rows at any stride, to ``[n, out]``."""
+        """Map ``[n, in]``, rows at any stride, to ``[n, out]`` in x's dtype, rounded once."""
         flags = (int(relu_squared),)
-        return run_panels(_linear, x, self.panels, self.num_outputs, _ROWS_A_READ, self._arrays, (), flags)
+        y = run_panels(
+            _linear, x.float(), self.panels, self.num_outputs, _ROWS_A_READ, self._arrays, (), flags
+        )
+        return y.to(x.dtype)
 
     @functools.cached_property
     def _arrays(self) -> tuple[np.ndarray, ...]:

@@ -156,18 +156,22 @@ def _quantized_linear_kernel(
     tl.store(place, total.to(y_ptr.dtype.element_ty), mask=mask)
 
 
-def tile_request(dtype: torch.dtype, num_outputs: int, num_inputs: int, *, few_rows: bool) -> TileRequest:
-    """Request tiles for few or for many rows.
+def tile_request(
+    dtype: torch.dtype, num_outputs: int, num_inputs: int, *, few_rows: bool | None
+) -> TileRequest:
+    """Request tiles for few rows, for many, or (None) one tile for any number of rows.
 
-    A row's sums may differ by rounding between these two cases, but not within one of them.
+    A row's sums may differ by rounding between these cases, but not within one of them.
     """
-    if few_rows:
+    if few_rows is None:
+        default = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 128, "num_warps": 4, "num_stages": 3}
+    elif few_rows:
         default = {"BLOCK_M": 16, "BLOCK_N": 64, "BLOCK_K": 128, "num_warps": 4, "num_stages": 4}
     else:
         default = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "num_warps": 8, "num_stages": 3}
     if dtype == torch.float32:
         default |= {"BLOCK_M": min(64, default["BLOCK_M"]), "BLOCK_K": 32, "num_stages": 2}
-    rows = "few" if few_rows else "many"
+    rows = {None: "any", True: "few", False: "many"}[few_rows]
     return TileRequest.of(
         "quantized_linear", default, dtype=dtype, outputs=num_outputs, inputs=num_inputs, rows=rows
     )
@@ -185,16 +189,25 @@ def scales_and_step(group: int, num_groups: int, step: int) -> tuple[str, int]:
 
 
 def quantized_linear_triton(
-    x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None, *, relu_squared: bool = False
+    x: Tensor,
+    weight: QuantizedWeight,
+    bias: Tensor | None = None,
+    *,
+    relu_squared: bool = False,
+    batch_invariant: bool = False,
 ) -> Tensor:
-    """Map ``[n, in]``, rows at any stride, to ``[n, out]`` in x's dtype."""
+    """Map ``[n, in]``, rows at any stride, to ``[n, out]`` in x's dtype.
+
+    With ``batch_invariant`` a row has the same bits among any number of rows.
+    """
     x = adjacent(x)
     num_rows, num_inputs = x.shape
     num_outputs = weight.shape[0]
     y = x.new_empty(num_rows, num_outputs)
     if num_rows == 0:
         return y
-    tiles = choose(tile_request(x.dtype, num_outputs, num_inputs, few_rows=num_rows <= FEW_ROWS), x.device)
+    few_rows = None if batch_invariant else num_rows <= FEW_ROWS
+    tiles = choose(tile_request(x.dtype, num_outputs, num_inputs, few_rows=few_rows), x.device)
     scales, step = scales_and_step(weight.block_columns, weight.scales.shape[1], tiles["BLOCK_K"])
     grid = (triton.cdiv(num_rows, tiles["BLOCK_M"]), triton.cdiv(num_outputs, tiles["BLOCK_N"]))
     _quantized_linear_kernel[grid](
@@ -222,10 +235,13 @@ def quantized_linear_triton(
 class QuantizedLinear:
     """A weight of bytes in its device's form: packed on CPU, unchanged on other devices."""
 
-    __slots__ = ("bias", "num_outputs", "packed", "weight")
+    __slots__ = ("batch_invariant", "bias", "num_outputs", "packed", "weight")
 
-    def __init__(self, weight: QuantizedWeight, bias: Tensor | None = None) -> None:
+    def __init__(
+        self, weight: QuantizedWeight, bias: Tensor | None = None, *, batch_invariant: bool = False
+    ) -> None:
         self.num_outputs = weight.shape[0]
+        self.batch_invariant = batch_invariant
         on_cpu = weight.device.type == "cpu"
         self.packed = PackedQuantizedLinear.pack(weight, bias) if on_cpu else None
         self.weight = None if on_cpu else weight
@@ -235,7 +251,13 @@ class QuantizedLinear:
         """Map ``[n, in]`` to ``[n, out]`` in x's dtype."""
         if self.packed is None:
             assert self.weight is not None
-            return quantized_linear_triton(x, self.weight, self.bias, relu_squared=relu_squared)
+            return quantized_linear_triton(
+                x,
+                self.weight,
+                self.bias,
+                relu_squared=relu_squared,
+                batch_invariant=self.batch_invariant,
+            )
         if x.dtype == torch.float32:
             return self.packed(x, relu_squared=relu_squared)
         return self.packed(x.to(torch.float32), relu_squared=relu_squared).to(x.dtype)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from kernels.gpu.triton_jit import tl, triton, triton_jit
+from kernels.norms.sigmoid_gate import sigmoid_gate
 
 Scoring = Literal["sigmoid", "softmax"]
 
@@ -41,7 +42,7 @@ def moe_route_reference(logits: Tensor, correction: Tensor | None, routing: Rout
         scores, choice = logits.softmax(dim=-1), logits
     else:
         assert correction is not None
-        scores = logits.sigmoid()
+        scores = _sigmoid(logits)
         choice = scores + correction
     if routing.groups_per_token < routing.expert_groups:
         choice = _mask_groups(choice, routing)
@@ -50,6 +51,13 @@ def moe_route_reference(logits: Tensor, correction: Tensor | None, routing: Rout
     if routing.normalize_weights:
         weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
     return expert_ids, weights * routing.scaling_factor
+
+
+def _sigmoid(logits: Tensor) -> Tensor:
+    """Return the same bits for a token in every batch: torch rounds a tensor's last elements differently."""
+    if logits.is_cuda or logits.dtype != torch.float32:
+        return logits.sigmoid()
+    return sigmoid_gate(torch.ones_like(logits)[:, None], logits[:, None])[:, 0]
 
 
 def _mask_groups(choice: Tensor, routing: Routing) -> Tensor:

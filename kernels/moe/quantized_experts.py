@@ -21,6 +21,7 @@ from kernels.gpu.tiles import TileRequest, choose
 from kernels.gpu.triton_jit import tl, triton, triton_jit
 from kernels.linear.quantized_linear import multiply_tile, scales_and_step
 from kernels.linear.quantized_weight import QuantizedWeight
+from kernels.moe.expert_linear import find_tile
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,8 @@ def quantized_experts_reference(x: Tensor, experts: QuantizedExperts, ends: Tens
 
 
 # --- Triton -------------------------------------------------------------------------------------------
-# A program computes BLOCK_M rows of one expert times BLOCK_N outputs. It finds its expert and its rows from
-# the ends of all experts. There are as many programs as tiles in the worst distribution of the rows.
+# A program computes BLOCK_M rows of one expert times BLOCK_N outputs. There are as many programs as tiles in
+# the worst distribution of the rows.
 
 
 @triton_jit
@@ -88,19 +89,9 @@ def _quantized_experts_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    experts = tl.arange(0, BLOCK_E)
-    is_expert = experts < num_experts
-    ends = tl.load(ends_ptr + experts, mask=is_expert, other=0)
-    starts = tl.load(ends_ptr + experts - 1, mask=is_expert & (experts > 0), other=0)
-    tiles = tl.where(is_expert, (ends - starts + BLOCK_M - 1) // BLOCK_M, 0)
-    tiles_up_to = tl.cumsum(tiles, 0)
-    tile = tl.program_id(0)
-    expert = tl.sum(tl.where(is_expert & (tiles_up_to <= tile), 1, 0))
+    expert, first, end = find_tile(ends_ptr, num_experts, BLOCK_E, BLOCK_M)
     if expert < num_experts:
-        is_own = experts == expert
-        start, end = tl.sum(tl.where(is_own, starts, 0)), tl.sum(tl.where(is_own, ends, 0))
-        place = tile - tl.sum(tl.where(is_own, tiles_up_to - tiles, 0))
-        rows = (start + place * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
+        rows = (first + tl.arange(0, BLOCK_M)).to(tl.int64)
         outputs = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
         row_mask = rows < end
         total = multiply_tile(
@@ -139,15 +130,20 @@ def tile_request(dtype: torch.dtype, num_outputs: int, num_inputs: int, *, few_r
     )
 
 
-def quantized_experts(x: Tensor, experts: QuantizedExperts, ends: Tensor) -> Tensor:
-    """Map ``[n, in]``, rows at any stride, and ends ``[experts]`` int32 to ``[n, out]`` in x's dtype."""
+def quantized_experts(
+    x: Tensor, experts: QuantizedExperts, ends: Tensor, *, batch_invariant: bool = False
+) -> Tensor:
+    """Map ``[n, in]``, rows at any stride, and ends ``[experts]`` int32 to ``[n, out]`` in x's dtype.
+
+    With ``batch_invariant`` a row has the same bits among any number of rows.
+    """
     x = adjacent(x)
     num_rows, num_inputs = x.shape
     num_experts, num_outputs, _ = experts.values.shape
     y = x.new_empty(num_rows, num_outputs)
     if num_rows == 0:
         return y
-    few_rows = num_rows <= 16 * num_experts
+    few_rows = not batch_invariant and num_rows <= 16 * num_experts
     tiles = choose(tile_request(x.dtype, num_outputs, num_inputs, few_rows=few_rows), x.device)
     scales, step = scales_and_step(experts.block_columns, experts.scales.shape[2], tiles["BLOCK_K"])
     most_tiles = min(num_rows, num_rows // tiles["BLOCK_M"] + num_experts)

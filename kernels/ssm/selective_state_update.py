@@ -176,9 +176,7 @@ def _update_tiles_kernel(
 
 
 @functools.cache
-def tile_request(
-    dtype: torch.dtype, state_dtype: torch.dtype, head_dim: int, state_dim: int, positions: int
-) -> TileRequest:
+def tile_request(dtype: torch.dtype, state_dtype: torch.dtype, head_dim: int, state_dim: int) -> TileRequest:
     """Request tiles of 2,048 state elements, so that a thread has 16 elements in flight, and a batch of one
     row has 4 programs per SM."""
     block_p = min(triton.next_power_of_2(head_dim), max(1, 2048 // triton.next_power_of_2(state_dim)))
@@ -189,7 +187,6 @@ def tile_request(
         state_dtype=state_dtype,
         head_dim=head_dim,
         state_dim=state_dim,
-        positions=positions,
     )
 
 
@@ -203,7 +200,7 @@ def _launch(
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if num_rows == 0:
         return y
-    tiles = choose(tile_request(x.dtype, ssm_state.dtype, head_dim, state_dim, num_positions), x.device)
+    tiles = choose(tile_request(x.dtype, ssm_state.dtype, head_dim, state_dim), x.device)
     _update_tiles_kernel[(num_heads * triton.cdiv(head_dim, tiles["BLOCK_P"]), num_rows)](
         x, dt, A, B, C, D, dt_bias, ssm_state, read_slots, write_slots.contiguous(), seq_lens, y,
         *x.stride()[:3], *dt.stride()[:2], *B.stride()[:3], *C.stride()[:3], *ssm_state.stride()[:3],

@@ -38,12 +38,13 @@ def scan_states(pool: Tensor, segments: Segments, rounding: StateRounding) -> tu
 def scan_launch(
     pool: Tensor, segments: Segments, rounding: StateRounding, chunk: int
 ) -> tuple[int, int, tuple[Any, ...], tuple[int, ...], dict[str, Any]]:
-    """Return for Triton: tokens per chunk (``chunk`` if possible), the maximum number of chunks per segment,
+    """Return for Triton: tokens per chunk (``chunk``, but GRID_TOKENS at most: a row that is cut at its
+    multiples has the chunks of the uncut row), the maximum number of chunks per segment,
     the arguments from ``pool_ptr`` to ``row_starts_ptr`` and from ``slot_stride`` to ``first_head``, and
     constants."""
     *rows, has_initial = segments.as_rows()
     is_narrow = pool.dtype == torch.bfloat16
-    chunk = min(chunk, GRID_TOKENS) if is_narrow else chunk
+    chunk = min(chunk, GRID_TOKENS)
     most_tokens = segments.max_seq_len + (chunk - 1 if is_narrow else 0)
     pointers = pool, *rows, has_initial.view(torch.uint8), segments.num_before, segments.row_starts
     numbers = *pool.stride()[:3], rounding.signed_seed, rounding.first_head

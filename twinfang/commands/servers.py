@@ -236,6 +236,7 @@ def _engine_config(
         kv_cache_dtype=values.kv_cache_dtype,
         mamba_ssm_cache_dtype=values.mamba_ssm_cache_dtype,
         mamba_cache_stochastic_rounding=values.enable_mamba_cache_stochastic_rounding,
+        batch_invariant=values.batch_invariant,
         cache_mode=values.cache_mode,
         state_block_size=values.state_block_size,
         cached_states=values.cached_states,

@@ -105,6 +105,14 @@ STOCHASTIC_ROUNDING = Flag(
     is_switch=True,
     setting="mamba_cache_stochastic_rounding",
 )
+BATCH_INVARIANT = Flag(
+    *("--batch-invariant", "", yes_or_no),
+    "compute each row in the same order in every batch, so that GPUs give the same tokens alone, in a batch, "
+    "on one server and on two. Slower; equal on all servers",
+    default=False,
+    default_text="off",
+    is_switch=True,
+)
 CACHE_MODE = Flag(
     *("--cache-mode", "none|align|all", one_of("none", "align", "all")),
     "which recurrent states are kept for later prompts; none: no states; align: the states where a chunk "
@@ -344,6 +352,7 @@ CAPACITY = (
     KV_CACHE_DTYPE,
     SSM_CACHE_DTYPE,
     STOCHASTIC_ROUNDING,
+    BATCH_INVARIANT,
     CACHE_MODE,
     STATE_BLOCK_SIZE,
     CACHED_STATES,

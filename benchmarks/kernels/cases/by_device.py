@@ -82,7 +82,7 @@ def gpu_cases() -> Iterator[Case]:
         yield dense_cases.add_norm(model, rows)
         yield mamba_cases.gated_norm(model, rows)
         yield delta_cases.gated_norm(model, rows)
-    for layer in ("in_proj", "up_proj", "lm_head"):
+    for layer in ("in_proj", "up_proj", "down_proj", "lm_head"):
         for rows in (1, 8, 64):
             yield dense_cases.linear(model, layer, rows)
     for rows in (1, 8, 64, 8192):

@@ -65,22 +65,28 @@ def add_norm(model: Model, rows: int, *, compiled: bool = False) -> Case:
 
 
 def linear(model: Model, layer: str, rows: int) -> Case:
-    """``layer``: ``in_proj`` (of a mixer), ``up_proj`` or ``lm_head``. On a GPU, none of it is our own
-    code."""
-    outputs = {
-        "in_proj": model.mamba.proj_size,
-        "up_proj": model.config.mlp.intermediate_size,
-        "lm_head": model.config.vocab_size,
+    """``layer``: ``in_proj`` (of a mixer), ``up_proj``, ``down_proj`` or ``lm_head``. On a GPU, "ours" is
+    torch's; its peer is our own code, whose rows have the same bits in every batch."""
+    hidden, intermediate = model.config.hidden_size, model.config.mlp.intermediate_size
+    outputs, inputs = {
+        "in_proj": (model.mamba.proj_size, hidden),
+        "up_proj": (intermediate, hidden),
+        "down_proj": (hidden, intermediate),
+        "lm_head": (model.config.vocab_size, hidden),
     }[layer]
 
     def operands(device: torch.device) -> SimpleNamespace:
         return SimpleNamespace(
-            x=random(device, model.dtype, rows, model.config.hidden_size),
-            weight=random(device, model.dtype, outputs, model.config.hidden_size),
+            x=random(device, model.dtype, rows, inputs),
+            weight=random(device, model.dtype, outputs, inputs),
         )
 
     def ours(o: SimpleNamespace) -> Call:
         layer, x = Linear(o.weight), o.x
+        return lambda: layer(x)
+
+    def invariant(o: SimpleNamespace) -> Call:
+        layer, x = Linear(o.weight, batch_invariant=True), o.x
         return lambda: layer(x)
 
     def torch_eager(o: SimpleNamespace) -> Call:
@@ -89,11 +95,11 @@ def linear(model: Model, layer: str, rows: int) -> Case:
     return Case(
         f"linear, {layer}",
         case_name(model, rows=rows),
-        work.linear(rows, model.config.hidden_size, outputs, model.dtype.itemsize),
+        work.linear(rows, inputs, outputs, model.dtype.itemsize),
         model.weight_bytes,
         operands,
         ours,
-        {} if model.device == "cuda" else {"F.linear": torch_eager},
+        {"batch-invariant": invariant} if model.device == "cuda" else {"F.linear": torch_eager},
     )
 
 
@@ -150,6 +156,12 @@ def experts(model: Model, rows: int) -> Case:
         layer = make(list(o.up.unbind()), list(o.down.unbind()), "relu_squared")
         return lambda: layer.forward(o.x, o.expert_ids, o.expert_weights)
 
+    def invariant(o: SimpleNamespace) -> Call:
+        layer = StackedExperts(
+            list(o.up.unbind()), list(o.down.unbind()), "relu_squared", batch_invariant=True
+        )
+        return lambda: layer.forward(o.x, o.expert_ids, o.expert_weights)
+
     def torch_eager(o: SimpleNamespace) -> Call:
         return lambda: eager.experts(o.x, o.up, o.down, o.expert_ids, o.expert_weights)
 
@@ -167,5 +179,7 @@ def experts(model: Model, rows: int) -> Case:
         model.weight_bytes,
         operands,
         ours,
-        {"loop": torch_eager},
+        {"loop": torch_eager, "batch-invariant": invariant}
+        if model.device == "cuda"
+        else {"loop": torch_eager},
     )

@@ -44,6 +44,7 @@ class Attention:
         heads = tp.share(config.num_heads)
         self.index = index
         self.scale = config.scale
+        self.batch_invariant = weights.batch_invariant
         self.qkv = QkvProjection(config, hidden_size, weights, prefix, tp)
         self.k_scale, self.v_scale = _kv_scales(weights, prefix)
         """Factors of the keys and values in a float8 cache."""
@@ -89,6 +90,7 @@ class Attention:
                 decode.seq_lens,
                 scale=self.scale,
                 max_seq_len=decode.max_seq_len,
+                batch_invariant=self.batch_invariant,
                 **scales,
             )
             outputs.append(attended.flatten(0, 1))

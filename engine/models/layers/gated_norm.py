@@ -21,6 +21,7 @@ from engine.checkpoint.weights import Weights, of_outputs
 from engine.parallel.tensor_parallel import TensorParallel
 from kernels.norms.gated_rms_norm import gated_group_rms_norm, group_rms_norm_then_gate
 from kernels.norms.silu_gate import silu_gate
+from wire.errors import ConfigError
 
 
 class GatedNorm:
@@ -40,6 +41,11 @@ class GatedNorm:
         self.group_size = config.d_inner // config.norm_groups
         self.group = shard.inner_rows[0][0] // self.group_size
         self.weight = None
+        if weights.batch_invariant and self.order != "gate_alone" and self.num_groups % tp.size:
+            raise ConfigError(
+                f"`batch_invariant`: `tensor_parallel` {tp.size} spreads the {self.num_groups} groups of a "
+                "norm over ranks, whose sums depend on the batch; choose a number that divides them"
+            )
         if self.order != "gate_alone":
             part = of_outputs(*shard.inner_rows)
             self.weight = weights.take(f"{prefix}.weight", (config.d_inner,), part=part)

@@ -3,6 +3,9 @@
 On CPU in float32 the weight is packed for :mod:`kernels.linear.packed_linear` and kept only in that layout.
 Otherwise the weight stays as it was loaded, and torch multiplies. A quantised weight stays quantised on all
 devices (:mod:`kernels.linear.quantized_linear`).
+
+If a row must have the same bits in every batch, torch does not multiply: on a GPU
+:mod:`kernels.linear.invariant_linear` does, and on a CPU the weight is packed in float32 for every dtype.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from torch import Tensor
 
 from engine.checkpoint.mixer_config import Activation
 from engine.checkpoint.weights import WHOLE, Part, Weights
+from kernels.linear.invariant_linear import invariant_linear
 from kernels.linear.packed_linear import PackedLinear
 from kernels.linear.quantized_linear import QuantizedLinear
 from kernels.linear.quantized_weight import QuantizedWeight, join
@@ -35,7 +39,7 @@ class Linear:
     to the output.
     """
 
-    __slots__ = ("bias", "in_features", "out_features", "packed", "scale", "weight")
+    __slots__ = ("bias", "in_features", "out_features", "packed", "product", "scale", "weight")
 
     def __init__(
         self,
@@ -43,21 +47,26 @@ class Linear:
         bias: Tensor | None = None,
         *,
         scale: float | Tensor = 1.0,
+        batch_invariant: bool = False,
     ) -> None:
         self.out_features, self.in_features = weight.shape
         self.packed: PackedLinear | QuantizedLinear | None = None
+        self.product = invariant_linear if batch_invariant else F.linear
         self.weight: Tensor | None = None
         self.bias = bias
         self.scale = None if isinstance(scale, float) and scale == 1.0 else scale
-        if isinstance(weight, Tensor) and (weight.device.type != "cpu" or weight.dtype != torch.float32):
-            self.weight = weight
-            return
+        if isinstance(weight, Tensor):
+            is_packed = batch_invariant or weight.dtype == torch.float32
+            if weight.device.type != "cpu" or not is_packed:
+                self.weight = weight
+                return
+            weight = weight.float()
         if self.scale is not None:
             weight, bias = _scaled(weight, self.scale), None if bias is None else bias * self.scale
         if isinstance(weight, Tensor):
             self.packed = PackedLinear.pack(weight, bias)
         else:
-            self.packed = QuantizedLinear(weight, bias)
+            self.packed = QuantizedLinear(weight, bias, batch_invariant=batch_invariant)
 
     @classmethod
     def take(
@@ -77,11 +86,12 @@ class Linear:
         """
         weight = weights.take_weight(name, (out_features, in_features), part=part)
         if not bias:
-            return cls(weight, scale=scale)
+            return cls(weight, scale=scale, batch_invariant=weights.batch_invariant)
         return cls(
             weight,
             weights.take(f"{name}.bias", (out_features,), part=part if part.axis == 0 else WHOLE),
             scale=scale,
+            batch_invariant=weights.batch_invariant,
         )
 
     @classmethod
@@ -98,9 +108,9 @@ class Linear:
         taken = [weights.take_weight(name, (out, in_features), part=part) for name, out, part in layers]
         weight = joined(taken, weights.dtype)
         if not bias:
-            return cls(weight, scale=scale)
+            return cls(weight, scale=scale, batch_invariant=weights.batch_invariant)
         biases = [weights.take(f"{name}.bias", (out,), part=part) for name, out, part in layers]
-        return cls(weight, torch.cat(biases), scale=scale)
+        return cls(weight, torch.cat(biases), scale=scale, batch_invariant=weights.batch_invariant)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Map ``[n, in]`` to ``[n, out]``."""
@@ -121,7 +131,7 @@ class Linear:
 
     def _multiply(self, x: Tensor) -> Tensor:
         assert self.weight is not None
-        y = F.linear(x, self.weight, self.bias)
+        y = self.product(x, self.weight, self.bias)
         return y if self.scale is None else (y * self.scale).to(y.dtype)
 
 

@@ -24,6 +24,7 @@ from engine.models.layers.linear import Linear, StoredWeights, silu_gated
 from engine.models.layers.mlp import Mlp
 from engine.parallel.tensor_parallel import TensorParallel
 from kernels.linear.quantized_weight import QuantizedWeight
+from kernels.moe.expert_linear import expert_linear
 from kernels.moe.moe_combine import moe_combine
 from kernels.moe.moe_route import Routing, moe_route
 from kernels.moe.moe_sort import moe_sort
@@ -68,7 +69,10 @@ class Moe:
         )
         router = f"{prefix}{names.router}"
         router_shape = (config.num_experts, hidden_size)
-        self.router = weights.take(f"{router}.weight", router_shape, dtype=torch.float32)
+        self.router = Linear(
+            weights.take(f"{router}.weight", router_shape, dtype=torch.float32),
+            batch_invariant=weights.batch_invariant,
+        )
         self.correction = None
         if config.scoring == "sigmoid":
             self.correction = weights.take(
@@ -97,7 +101,7 @@ class Moe:
         self.num_experts = config.num_experts
         experts = LoopedExperts if weights.device.type == "cpu" else StackedExperts
         up, down = load_experts(config, size, weights, prefix, tp, names.experts)
-        self.experts = experts(up, down, config.activation)
+        self.experts = experts(up, down, config.activation, batch_invariant=weights.batch_invariant)
 
     def forward(self, x: Tensor, batch: Batch, caches: LayerCaches) -> Tensor:
         """See :class:`engine.models.block.Mixer`."""
@@ -117,16 +121,18 @@ class Moe:
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return expert ids ``[n, k]`` int64 and their weights ``[n, k]`` float32."""
-        return moe_route(F.linear(x.to(torch.float32), self.router), self.correction, self.routing)
+        return moe_route(self.router(x.to(torch.float32)), self.correction, self.routing)
 
 
 class LoopedExperts:
     """Experts for CPU: a loop over the experts that have tokens."""
 
-    def __init__(self, up: StoredWeights, down: StoredWeights, activation: Activation) -> None:
+    def __init__(
+        self, up: StoredWeights, down: StoredWeights, activation: Activation, *, batch_invariant: bool = False
+    ) -> None:
         self.activation = activation
-        self.up = [Linear(weight) for weight in up]
-        self.down = [Linear(weight) for weight in down]
+        self.up = [Linear(weight, batch_invariant=batch_invariant) for weight in up]
+        self.down = [Linear(weight, batch_invariant=batch_invariant) for weight in down]
 
     def forward(self, x: Tensor, expert_ids: Tensor, expert_weights: Tensor) -> Tensor:
         """Compute ``sum_j weight_j expert_j(x)`` for x ``[n, size]``, ids and weights ``[n, k]``."""
@@ -170,8 +176,11 @@ class StackedExperts:
     No shape depends on the data and the host never waits, so a step can be captured as a graph.
     """
 
-    def __init__(self, up: StoredWeights, down: StoredWeights, activation: Activation) -> None:
+    def __init__(
+        self, up: StoredWeights, down: StoredWeights, activation: Activation, *, batch_invariant: bool = False
+    ) -> None:
         self.activate = silu_gated if activation == "silu_gated" else relu_squared
+        self.batch_invariant = batch_invariant
         self.up, self.down = _stacked(up), _stacked(down)
 
     def forward(self, x: Tensor, expert_ids: Tensor, expert_weights: Tensor) -> Tensor:
@@ -195,7 +204,15 @@ class StackedExperts:
 
     def _rows(self, rows: Tensor, ends: Tensor) -> Tensor:
         """Apply expert e to rows ``ends[e - 1]`` … ``ends[e] - 1``. Rows after the last end are undefined."""
-        return _grouped(self.activate(_grouped(rows, self.up, ends)), self.down, ends)
+        return self._product(self.activate(self._product(rows, self.up, ends)), self.down, ends)
+
+    def _product(self, rows: Tensor, weights: Tensor | QuantizedExperts, ends: Tensor) -> Tensor:
+        """Multiply rows ``ends[e - 1]`` … ``ends[e] - 1`` by the weight of expert e."""
+        if isinstance(weights, QuantizedExperts):
+            return quantized_experts(rows, weights, ends, batch_invariant=self.batch_invariant)
+        if weights.is_cuda and (self.batch_invariant or not _has_grouped_mm(weights)):
+            return expert_linear(rows, weights, ends)
+        return F.grouped_mm(rows, weights.transpose(1, 2), offs=ends)
 
 
 def _stacked(weights: StoredWeights) -> Tensor | QuantizedExperts:
@@ -206,14 +223,14 @@ def _stacked(weights: StoredWeights) -> Tensor | QuantizedExperts:
     return torch.stack([weight for weight in weights if isinstance(weight, Tensor)])
 
 
-def _grouped(rows: Tensor, weights: Tensor | QuantizedExperts, ends: Tensor) -> Tensor:
-    """Multiply rows ``ends[e - 1]`` … ``ends[e] - 1`` by the weight of expert e."""
-    if isinstance(weights, QuantizedExperts):
-        return quantized_experts(rows, weights, ends)
-    return F.grouped_mm(rows, weights.transpose(1, 2), offs=ends)
+def _has_grouped_mm(weights: Tensor) -> bool:
+    """Return whether torch multiplies with these weights without reading the ends of runs on the host."""
+    return weights.dtype == torch.bfloat16 and torch.cuda.get_device_capability(weights.device)[0] in (9, 10)
 
 
 def _weighted_sum(outputs: Tensor, expert_weights: Tensor) -> Tensor:
-    """Sum ``[n, k, size]`` with weights ``[n, k]`` to ``[n, size]``, in float32."""
-    summed = torch.bmm(expert_weights.unsqueeze(1), outputs.to(torch.float32))
-    return summed.squeeze(1).to(outputs.dtype)
+    """Sum ``[n, k, size]`` with weights ``[n, k]`` to ``[n, size]``, in float32 and in order."""
+    summed = expert_weights[:, 0, None] * outputs[:, 0].to(torch.float32)
+    for j in range(1, outputs.shape[1]):
+        summed += expert_weights[:, j, None] * outputs[:, j].to(torch.float32)
+    return summed.to(outputs.dtype)

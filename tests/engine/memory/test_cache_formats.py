@@ -8,24 +8,21 @@ from engine.config import EngineConfig
 from engine.memory.cache_formats import ExactCuts
 from engine.memory.caches import Caches
 from engine.models import read_config
-from engine.request import Request
 from engine.sanitizer.poison import Poison
 from engine.schedule.host_store import HostStore
 from engine.schedule.step_plan import Swap
 from testing.checkpoints.families import make_family_checkpoint
 from testing.checkpoints.random_checkpoint import MOE_WITH_MTP, make_checkpoint
-from testing.engines.handing_over import copy, make_engine, prefill
+from testing.engines.agreement import all_at_once, assert_all_agree, tokens_of
+from testing.engines.handing_over import make_engine
 from testing.engines.leading import lead_engine
-from testing.engines.sanitizing import SANITIZE
 from testing.oracles.recall_task import make_recall_prompt
 from wire.errors import ConfigError
-from wire.messages.sampling_params import SamplingParams
 
 LENGTHS = (17, 65, 66, 130, 200)
 FP8 = {"kv_cache_dtype": "fp8"}
 BFLOAT16 = {"mamba_ssm_cache_dtype": "bfloat16"}
 BY_CHANCE = {**BFLOAT16, "mamba_cache_stochastic_rounding": True}
-NUM_TOKENS = 24
 
 
 @pytest.fixture(scope="module")
@@ -39,70 +36,6 @@ def recall(bundled_model):
     tokenizer = Tokenizer.from_file(str(bundled_model / "tokenizer.json"))
     prompts = [make_recall_prompt(i, length) for i, length in enumerate(LENGTHS)]
     return prompts, [tokenizer.encode(p.prompt).ids for p in prompts], tokenizer.decode
-
-
-def request(name, tokens, ticket=None):
-    params = SamplingParams(max_tokens=NUM_TOKENS, temperature=0, logprobs=1)
-    return Request(name, list(tokens), params, ticket=ticket)
-
-
-def answers_of(engine, requests=()):
-    """Tokens and their log-probabilities by request id: hardly a bit of a cache can differ and not show."""
-    for one in requests:
-        engine.add(one)
-    answers = {}
-    while not (result := engine.step()).did_nothing:
-        for output in result.outputs:
-            assert output.error is None, output.error
-            pairs = zip(output.token_ids, output.logprobs, strict=True)
-            answers.setdefault(output.request_id, []).extend(pairs)
-    return answers
-
-
-def all_at_once(engine, prompts):
-    return answers_of(engine, [request(str(i), tokens) for i, tokens in enumerate(prompts)])
-
-
-def one_by_one(engine, prompts):
-    answers = {}
-    for i, tokens in enumerate(prompts):
-        answers |= answers_of(engine, [request(str(i), tokens)])
-    return answers
-
-
-def handed_over(source, sink, prompts):
-    answers = {}
-    for i, tokens in enumerate(prompts):
-        ticket = prefill(source, tokens, str(i))
-        arriving = request(str(i), tokens, ticket)
-        sink.add(arriving)
-        assert sink.step().to_transfer == [arriving]
-        copy(source, sink, arriving)
-        source.release(str(i))
-        assert sink.transferred(arriving, error=None, settled=True) == []
-        answers |= answers_of(sink)
-    return answers
-
-
-def tokens_of(answers):
-    return [[token for token, _ in answers[name]] for name in sorted(answers)]
-
-
-def assert_all_agree(model, prompts, mode, k, *, compare=lambda answers: answers, **settings):
-    """Alone and without drafts, in a batch with them, handed over; cold and warm: the same bits.
-
-    Returns the tokens.
-    """
-    settings = {"cache_mode": mode, "max_batch_tokens": 160, "max_num_seqs": 5, **settings}
-    settings.setdefault("sanitize", SANITIZE)
-    alone = one_by_one(make_engine(model, "both", **settings), prompts)
-    drafting = {**settings, "num_speculative": k}
-    both = make_engine(model, "both", **drafting)
-    source, sink = (make_engine(model, role, **drafting) for role in ("prefill", "decode"))
-    for warmth in ("cold", "warm"):
-        assert compare(all_at_once(both, prompts)) == compare(alone), warmth
-        assert compare(handed_over(source, sink, prompts)) == compare(alone), warmth
-    return tokens_of(alone)
 
 
 def further(*values):
@@ -134,9 +67,8 @@ def test_narrow_caches_give_the_same_right_answers_handed_over_batched_and_with_
 
 
 def test_narrow_caches_of_a_model_with_mtp_layers_and_experts_are_handed_over_too(random_model):
-    """torch multiplies for the experts, and sums in an order that depends on the batch: the same tokens."""
     prompts = [[(7 * i + length) % 160 for i in range(length)] for length in LENGTHS[:3]]
-    assert_all_agree(random_model, prompts, "all", 3, compare=tokens_of, drafter="mtp", **FP8, **BY_CHANCE)
+    assert_all_agree(random_model, prompts, "all", 3, drafter="mtp", **FP8, **BY_CHANCE)
 
 
 @pytest.mark.parametrize(

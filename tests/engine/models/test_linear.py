@@ -45,6 +45,7 @@ def test_nan_and_infinity_come_out_behind_the_activation():
 def test_joined_layers_stand_one_behind_the_other(tmp_path):
     class Files:
         dtype = torch.float32
+        batch_invariant = False
 
         def take_weight(self, layer, shape, *, part):
             return torch.full(shape, float(len(layer)))
@@ -59,6 +60,18 @@ def test_a_scale_holds_for_the_bias_too(scale, dtype):
     layer = Linear(torch.ones(3, 4, dtype=dtype), torch.ones(3, dtype=dtype), scale=scale)
     expected = (5.0 * scale * torch.ones(3)).tolist()
     assert layer(torch.ones(1, 4, dtype=dtype)).tolist() == [expected]
+
+
+def test_a_batch_invariant_layer_in_bfloat16_rounds_once_and_gives_a_row_the_same_bits_in_every_batch():
+    generator = torch.Generator().manual_seed(3)
+    weight, x = torch.randn(50, 96, generator=generator), torch.randn(9, 96, generator=generator)
+    weight, x = weight.bfloat16(), x.bfloat16()
+    layer = Linear(weight, torch.ones(50).bfloat16(), batch_invariant=True)
+    together = layer(x)
+    assert together.dtype == torch.bfloat16
+    assert torch.equal(torch.cat([layer(row) for row in x.split(1)]), together)
+    expected = torch.nn.functional.linear(x.double(), weight.double(), torch.ones(50).double())
+    torch.testing.assert_close(together.double(), expected, rtol=2**-8, atol=1e-4)
 
 
 def test_bfloat16_stays_with_torch():

@@ -29,12 +29,15 @@ KERNELS = [
     (paged_attention_prefill._prefill_kernel, {**DOT, "HEADS_PER_KV": 4}, prefill),
     (
         paged_attention_decode._decode_kernel,
-        {**DOT, **SPLIT, "IS_SPLIT": True, "POSITIONS": 4, "NUM_HEADS": 32, "HEADS_PER_KV": 4, "BLOCK_M": 16},
+        {
+            **DOT, **SPLIT, "IS_SPLIT": True, "NUM_POSITIONS": 4, "POSITIONS": 4, "NUM_HEADS": 32,
+            "HEADS_PER_KV": 4, "BLOCK_M": 16,
+        },
         decode,
     ),
     (
         paged_attention_decode._merge_splits_kernel,
-        {**SPLIT, "HEAD_DIM": 80, "BLOCK_SPLITS": 8, "BLOCK_D": 128}, {},
+        {**SPLIT, "HEAD_DIM": 80, "BLOCK_SPLITS": 32, "BLOCK_D": 128}, {},
     ),
     (kv_cache._store_kv_kernel, {"BLOCK_H": 8, "BLOCK_D": 128}, {}),
     (rms_norm._rms_norm_kernel, {**NORM, "HAS_RESIDUAL": True, "BLOCK": 4096}, {}),
@@ -88,7 +91,8 @@ decode = dict(paged_attention_decode.tile_request(dtype, 8, 256, 16, 4).default)
 del decode["PROGRAMS_PER_SM"]
 DOT = {"HEAD_DIM": 256, "BLOCK_SIZE": 16, "BLOCK_D": 256, "HEADS_PER_KV": 8}
 DOT["PRECISION"] = "tf32" if DTYPE == "bf16" else "ieee"
-DECODE = {"MIN_SPLIT": 128, "IS_SPLIT": True, "POSITIONS": 4, "NUM_HEADS": 16, "BLOCK_M": 32}
+POSITIONS = {"NUM_POSITIONS": 4, "POSITIONS": 4}
+DECODE = {**POSITIONS, "MIN_SPLIT": 128, "IS_SPLIT": True, "NUM_HEADS": 16, "BLOCK_M": 32}
 for kernel, constants, tiles in (
     (paged_attention_prefill._prefill_kernel, DOT, prefill),
     (paged_attention_decode._decode_kernel, {**DOT, **DECODE}, decode),
@@ -124,7 +128,8 @@ prefill = paged_attention_prefill.tile_request(torch.bfloat16, 16, 128, 16).defa
 decode = dict(paged_attention_decode.tile_request(torch.bfloat16, 16, 128, 16, 4).default)
 del decode["PROGRAMS_PER_SM"]
 DOT = {"HEAD_DIM": 128, "BLOCK_SIZE": 16, "BLOCK_D": 128, "PRECISION": "tf32", "HEADS_PER_KV": 16}
-DECODE = {"MIN_SPLIT": 256, "IS_SPLIT": True, "POSITIONS": 4, "NUM_HEADS": 32, "BLOCK_M": 64}
+POSITIONS = {"NUM_POSITIONS": 4, "POSITIONS": 4}
+DECODE = {**POSITIONS, "MIN_SPLIT": 256, "IS_SPLIT": True, "NUM_HEADS": 32, "BLOCK_M": 64}
 for cache, kernel, constants, tiles in (
     (CACHE, paged_attention_prefill._prefill_kernel, DOT, prefill),
     (CACHE, paged_attention_decode._decode_kernel, {**DOT, **DECODE}, decode),

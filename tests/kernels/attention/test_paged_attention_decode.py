@@ -1,4 +1,5 @@
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from testing.kernels.paged_cache import PagedCache, assert_attends
 
 
 def decode(target, q, cache, scale, num_splits=1, **scales):
+    """``num_splits`` is for the Triton kernel, which has no GPU to fill in a test."""
     max_seq_len = int(cache.seq_lens.max())
     operands = (q, cache.k_cache, cache.v_cache, cache.block_table, cache.seq_lens)
     if target.name == "triton":
@@ -196,3 +198,43 @@ def test_one_captured_graph_serves_every_length():
     cache.seq_lens.copy_(lengths)
     graph.replay()
     assert_attends(out, dense(cache, q, 0.125))
+
+
+def invariant(target, q, cache, rows, max_seq_len):
+    """Attends from some rows of q, as a launch that knows ``max_seq_len``."""
+    seq_lens, block_table = cache.seq_lens[rows], cache.block_table[rows]
+    operands = (q[rows], cache.k_cache, cache.v_cache, block_table, seq_lens)
+    if target.name == "triton":
+        return module._launch(*operands, 0.2, max_seq_len, batch_invariant=True)
+    return paged_attention_decode(*operands, scale=0.2, max_seq_len=max_seq_len, batch_invariant=True)
+
+
+@pytest.mark.parametrize(
+    ("num_heads", "kv_heads", "dtype"),
+    [(8, 1, torch.float32), (6, 2, torch.float16), (18, 1, torch.float32)],  # lanes for 2, 5 and 1 positions
+)
+def test_a_position_has_the_same_bits_in_every_batch_and_for_every_number_of_positions(
+    target, monkeypatch, num_heads, kv_heads, dtype
+):
+    if target.name == "cpu" and dtype != torch.float32:
+        pytest.skip("the CPU path computes in float32; float16 has the reference")
+    monkeypatch.setattr(module, "FIXED_SPLIT_TOKENS", 64)
+    torch.manual_seed(num_heads)
+    lengths = [7, 0, 133]
+    cache = PagedCache(
+        lengths, kv_heads=kv_heads, block_size=16, head_dim=32, dtype=dtype, device=target.device
+    )
+    q = queries(len(lengths), 3, num_heads, 32, dtype, target.device)
+    together = invariant(target, q, cache, slice(0, 3), 4000)
+    assert_attends(together, dense(cache, q, 0.2))
+    for row, length in enumerate(lengths):
+        alone = invariant(target, q, cache, slice(row, row + 1), max(length, 1))
+        assert torch.equal(alone[0], together[row])
+    for first, count in ((0, 1), (1, 2)):  # the same positions, in steps of other sizes
+        end = first + count
+        then = SimpleNamespace(
+            seq_lens=(cache.seq_lens - 3 + end).clamp(min=0),
+            **{name: getattr(cache, name) for name in ("k_cache", "v_cache", "block_table")},
+        )
+        step = invariant(target, q[:, first:end], then, [0, 2], 133)
+        assert torch.equal(step, together[[0, 2], first:end])

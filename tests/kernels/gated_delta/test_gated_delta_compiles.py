@@ -18,7 +18,7 @@ TYPES = {
     **{f"{name}_ptr": "*i32" for name in INTEGERS}, **{f"{name}_ptr": "*fp32" for name in FLOATS},
 }
 dtype = torch.bfloat16 if DTYPE == "bf16" else torch.float32
-update = gated_delta_update.tile_request(dtype, torch.float32, 128, 128, 2).default
+update = gated_delta_update.tile_request(dtype, torch.float32, 128, 128).default
 scan = gated_delta_chunk.tile_request(dtype, 128, 128).default
 HEADS = {"HEADS_PER_KEY_HEAD": 2, "BLOCK_K": 128}
 DOT = {**HEADS, "PRECISION": "tf32" if DTYPE == "bf16" else "tf32x3"}

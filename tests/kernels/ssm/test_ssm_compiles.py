@@ -19,7 +19,7 @@ TYPES = {
     **{f"boundary_{name}_ptr": "*i32" for name in ("rows", "offsets", "slots")},
 }
 dtype = torch.bfloat16 if DTYPE == "bf16" else torch.float32
-update = selective_state_update.tile_request(dtype, torch.float32, 64, 128, 2).default
+update = selective_state_update.tile_request(dtype, torch.float32, 64, 128).default
 scan = ssd_chunk_scan.tile_request(dtype, 64, 128).default
 prefill = causal_conv1d.prefill_tile_request(dtype, 4).default
 decode = causal_conv1d.decode_tile_request(dtype, 4, 2).default
