@@ -1,8 +1,8 @@
 """gRPC methods of the servers, with msgpack messages instead of generated code.
 
-One table names every method, its request and its reply. From this table servers build generic handlers and
-clients build callables. Both sides validate received messages with :mod:`wire.codec`. An error on the server
-is sent as :class:`ErrorReply` and raised again on the client.
+One constant for each method names its request and its reply. From these constants servers build generic
+handlers and clients build callables. Both sides validate received messages with :mod:`wire.codec`. An error
+on the server is sent as :class:`ErrorReply` and raised again on the client.
 """
 
 from __future__ import annotations

@@ -146,7 +146,8 @@ def section(report: Report) -> str:
     others = statistics.median(one["cores"]["other_cores"] for one in report["measurements"])
     return (
         f"{table(report)}\n\n{pairs_table(report)}\n\n"
-        f"Medians of {settings['rounds']} rounds in which all took turns, on {settings['cores']} cores of "
+        f"Medians of {settings['rounds']} rounds; in each round all arrangements took turns, on "
+        f"{settings['cores']} cores of "
         f"{machine['processor']} that servers and client share; random prompts of {settings['input_len']} "
         f"tokens, answers of {settings['output_len']}, float32, the same checkpoints (random weights). In "
         f"brackets: the ratio to vLLM's figure. It is the median of the rounds' ratios, so it can differ "

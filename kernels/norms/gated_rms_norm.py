@@ -45,9 +45,10 @@ def _normalized(u: torch.Tensor, group_size: int, eps: float) -> torch.Tensor:
     return (groups * torch.rsqrt(groups.square().mean(dim=-1, keepdim=True) + eps)).flatten(-2)
 
 
-# One program handles GROUPS groups of one token. So even a batch of one token fills several SMs, and groups
-# as small as a head don't leave warps idle. Groups stay in registers between the sum of squares and the
-# scaling: y and z are read once, out is written once. z is read in place from the input projection's output.
+# One program handles GROUPS groups of one token. So even a batch of one token fills several SMs if it has
+# several groups, and groups as small as a head don't leave warps idle. Groups stay in registers between the
+# sum of squares and the scaling: y and z are read once, out is written once. z is read in place from the
+# input projection's output.
 @triton_jit
 def _gated_norm_kernel(
     y_ptr,
@@ -112,7 +113,7 @@ def _launch(
     return out
 
 
-_TILE_ELEMENTS = 512  # of small groups in one program: in bfloat16, two warps load 16 bytes per thread
+_TILE_ELEMENTS = 512  # a program takes so many if groups are small: two warps load 16 bytes per thread
 
 
 @cpu_jit

@@ -40,8 +40,8 @@ def scan_launch(
 ) -> tuple[int, int, tuple[Any, ...], tuple[int, ...], dict[str, Any]]:
     """Return for Triton: tokens per chunk (``chunk``, but GRID_TOKENS at most: a row that is cut at its
     multiples has the chunks of the uncut row), the maximum number of chunks per segment,
-    the arguments from ``pool_ptr`` to ``row_starts_ptr`` and from ``slot_stride`` to ``first_head``, and
-    constants."""
+    the kernels' pointers (``pool_ptr`` … ``row_starts_ptr``) and numbers (``slot_stride`` … ``first_head``),
+    and their constants."""
     *rows, has_initial = segments.as_rows()
     is_narrow = pool.dtype == torch.bfloat16
     chunk = min(chunk, GRID_TOKENS)

@@ -95,8 +95,8 @@ class Distribution:
         self.count = sum(counts)
 
     def percentile_ms(self, share: float) -> float | None:
-        """Return a percentile, interpolated within its bucket, so that its error is at most about a quarter
-        of the right value. None if there are no times."""
+        """Return a percentile, interpolated within its bucket; None if there are no times. Between 0.1 ms and
+        1,000 s its error is at most about a quarter of the right value."""
         wanted, seen = share * self.count, 0
         for bucket, count in enumerate(self._counts):
             if count and seen + count >= wanted:

@@ -104,7 +104,7 @@ class Detokenizer:
         self._num_clean = len(self._window)
 
     def _shorten_window(self) -> None:
-        """Bound the work per token if text never becomes certain, or tokens have no text."""
+        """Bound the work per token if text never becomes certain, or tokens decode to nothing."""
         num_held = len(self._text) - self._num_shown
         del self._window[:-CONTEXT_TOKENS]
         self._text = self._decode()

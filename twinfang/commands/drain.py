@@ -15,8 +15,8 @@ from wire.rpc import GET_STATS, SET_DRAINING, call, open_channel
 CALL_TIMEOUT_S = 5.0
 POLL_INTERVAL_S = 0.1
 SETTLE_S = 3.0
-"""Routers check every two seconds whether a prefill server drains. The drain is complete only when all
-routers have checked."""
+"""Routers check, by default every two seconds, whether a prefill server drains. The drain is complete only
+when all routers have checked."""
 
 
 class NotDrainedError(TwinfangError):
