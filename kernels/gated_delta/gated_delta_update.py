@@ -192,7 +192,7 @@ def _update_tiles_kernel(
 @functools.cache
 def tile_request(dtype: torch.dtype, state_dtype: torch.dtype, value_dim: int, key_dim: int) -> TileRequest:
     """Request tiles of 2,048 state elements, so that a thread has 16 elements in flight, and a batch of one
-    row has 2 programs per SM."""
+    row has 2 programs per SM (32 heads of 128 × 128 on an H100)."""
     block_v = min(triton.next_power_of_2(value_dim), max(1, 2048 // triton.next_power_of_2(key_dim)))
     return TileRequest.of(
         "gated_delta_update",

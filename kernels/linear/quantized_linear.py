@@ -25,8 +25,8 @@ from kernels.linear.quantized_linear_cpu import PackedQuantizedLinear
 from kernels.linear.quantized_weight import QuantizedWeight
 
 FEW_ROWS = 64
-"""Up to this number of rows, a call uses the tiles for decode rows, with which weights are read once. For
-more rows it uses larger tiles."""
+"""Up to this number of rows, a call uses the tiles for decode rows, with which weights are read from memory
+once. For more rows it uses larger tiles."""
 
 
 def quantized_linear_reference(
@@ -39,7 +39,8 @@ def quantized_linear_reference(
 
 # --- Triton -------------------------------------------------------------------------------------------
 # A program computes BLOCK_M rows times BLOCK_N outputs and goes through the inputs in steps of BLOCK_K. Bytes
-# are widened in registers to x's dtype, without loss; a step's product is multiplied by its scale in float32.
+# are widened in registers without loss, and scaled in float32: the sum, each step's product, or each weight,
+# whichever SCALES says.
 # If a GPU has no instructions for FP8, the bits are passed as uint8 and moved into a float16: the low 7 bits,
 # shifted left by 7, are a 256th of the value, also for subnormals.
 
@@ -68,7 +69,7 @@ def multiply_tile(
     scale_columns,
     block_rows,
     group,
-    SCALES: tl.constexpr,  # "one" per row of the weight, one per "step" of BLOCK_K, or one for "each" input
+    SCALES: tl.constexpr,  # "one" for each row of the weight, for each "step" of BLOCK_K, or for "each" input
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,

@@ -22,7 +22,9 @@ from wire.errors import ConfigError
 log = logging.getLogger(__name__)
 
 DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
-MIN_PRIORITY = re.compile(r"min_priority=(-?\d{1,9})")
+MIN_PRIORITY = re.compile(r"min_priority=(-?\d{1,10})")
+PRIORITIES = range(-(2**31) + 1, 2**31)
+"""The priorities that a key may have."""
 LOOK_INTERVAL_S = 1.0
 
 
@@ -68,6 +70,10 @@ def _key_of(fields: list[str], where: str) -> ApiKey:
         if option is None:
             raise ConfigError(f"{where}: only min_priority=<integer> is allowed after the digest")
         min_priority = int(option[1])
+        if min_priority not in PRIORITIES:
+            raise ConfigError(
+                f"{where}: min_priority must be from {PRIORITIES[0]} to {PRIORITIES[-1]}, got {min_priority}"
+            )
     return ApiKey(fields[0], bytes.fromhex(digest[1]), min_priority)
 
 

@@ -145,8 +145,9 @@ async def _events(
                 data += DONE
             if data:  # empty while a tool call is incomplete
                 yield data
-            # A text that the lane can't write comes back through step() and the writer. A writer that looks
-            # for tool calls must see each text once only, so requests with tools have no lane.
+            # The lane calls the writer, too. If it then can't write a text, the text comes back through
+            # step(), and the writer sees it twice. A writer that looks for tool calls must not, so requests
+            # with tools have no lane.
             if lane is not None and not lane.is_open:
                 lane.open(lambda text: written(0, Delta(text)))
 

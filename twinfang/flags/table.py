@@ -139,8 +139,8 @@ SPECULATIVE = Flag(
 )
 DRAFTER = Flag(
     *("--drafter", "mtp|ngram", one_of("mtp", "ngram")),
-    "what drafts; mtp: the checkpoint's MTP layers; ngram: a look-up of the tokens that followed the last "
-    "tokens earlier in the text",
+    "what drafts; mtp: the checkpoint's MTP layers; ngram: finds an earlier place in the text with the same "
+    "last tokens, and drafts what followed there",
     default_text="mtp if the checkpoint has MTP layers, else ngram",
 )
 NGRAM_MIN = Flag(
@@ -212,7 +212,7 @@ LOCAL_PREFILL = Flag(
 KEY_NAME = Flag("--key-name", "NAME", some_text, "name of the key's owner in metrics and in the admin API")
 KEYS_FILE = Flag(
     *("--api-keys-file", "FILE", file_path, "file to add the key to; created if it does not exist"),
-    default_text="none: the file's line is printed",
+    default_text="none: the line for such a file is printed",
 )
 MIN_PRIORITY = Flag(
     *("--min-priority", "N", integer(-(2**31) + 1, 2**31 - 1)),
@@ -251,7 +251,7 @@ GPU_BANDWIDTH = Flag(
     *("--gpu-bandwidth", "GB/S", positive("GB/s"), "rate of copies in the GPU's memory, read plus written")
 )
 LINK_BANDWIDTH = Flag(
-    *("--link-bandwidth", "GB/S", positive("GB/s"), "rate that reads from another server's memory reach"),
+    *("--link-bandwidth", "GB/S", positive("GB/s"), "rate at which another server's memory is read"),
     default=20.0,
 )
 PROMPT_TOKENS = Flag(*("--prompt-tokens", "TOKENS", _at_least_one, "mean length of a prompt"), default=1000)

@@ -51,7 +51,8 @@ class ServerLink:
         self.drain = ServerDrain(self._connection)
         self._probe_interval_s = probe_interval_s
         self._info: ServerInfo | None = None
-        """None while the server does not answer or, for a decode server, while there is no stream."""
+        """What the server said of itself. None without a connection, or for a decode server without a stream.
+        It stays while the server is only silent."""
         self._is_silent = False
         """Whether the server did not answer when it was last asked who it is, perhaps because it is frozen.
         Its requests may still be running."""

@@ -79,6 +79,11 @@ def test_every_kind_of_sampling_has_a_graph():
         assert not any(earlier | kind == earlier for earlier in CAPTURED[:i]), "a graph that nothing replays"
 
 
+def test_graphs_keep_no_results_of_their_own(simulated):
+    """With logits of its own, each of a hundred graphs would keep up to half a gigabyte."""
+    assert max(graph.retained_bytes for graph in simulated.gpu.graphs) < 256
+
+
 # --- the simulated GPU itself ------------------------------------------------------------------------
 
 

@@ -34,7 +34,7 @@ def test_keys_can_not_be_guessed_and_can_be_recognised():
 
 
 def test_what_a_key_may_ask_for_is_read_back(path):
-    written = ApiKey("batch.1", digest_of("k"), min_priority=-3)
+    written = ApiKey("batch.1", digest_of("k"), min_priority=-2_000_000_000)
     path.write_text(key_line(written))
     assert read_keys(path).find("k") == written
 
@@ -56,9 +56,10 @@ DIGEST = f"sha256:{digest_of('x').hex()}"
         (f"{SECRET}{SECRET} {DIGEST}", "line 1: a key's name"),
         ("alice", "line 1: expected sha256:"),
         (f"alice {DIGEST} min_priority=high", "min_priority=<integer>"),
+        (f"alice {DIGEST} min_priority=3000000000", "min_priority must be from -2147483647 to 2147483647"),
         (f"a {DIGEST}\nb {DIGEST}", "line 2: another line has the same key"),
     ],
-    ids=["key", "key behind", "key first", "name alone", "priority", "twice"],  # a secret names no test
+    ids=["key", "key behind", "key first", "name alone", "priority", "range", "twice"],  # no secret
 )
 def test_a_bad_line_is_named_and_not_shown(path, content, part):
     path.write_text(content)
