@@ -113,8 +113,14 @@ def _verdict(code: int) -> str:
 
 
 def _end_all(process: subprocess.Popen[bytes], mark: str) -> None:
-    """Kills the stage's processes, those of other sessions too."""
+    """Kills the stage's processes: its own session at once, and all others that inherited the mark.
+
+    The kill of the session also finds a child that is about to run another program and has no environment to
+    read at that moment.
+    """
     give_up = time.monotonic() + KILL_S
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
     while (pids := [process.pid] * (process.poll() is None) + list(_marked(mark))) and (
         time.monotonic() < give_up
     ):

@@ -15,7 +15,9 @@ from kernels.attention.rotary import HeadNorms, Rotary, norm_and_rotate, rotate
 from kernels.formats.stochastic_round import NEAREST, StateRounding
 from kernels.gated_delta.gated_delta_chunk import gated_delta_chunk
 from kernels.gated_delta.gated_delta_update import gated_delta_update
+from kernels.linear.invariant_linear import invariant_linear
 from kernels.linear.quantized_linear import QuantizedLinear
+from kernels.moe.expert_linear import expert_linear
 from kernels.moe.moe_combine import moe_combine
 from kernels.moe.moe_route import Routing, moe_route
 from kernels.moe.moe_sort import moe_sort
@@ -85,7 +87,7 @@ def prefill_rows(load: Load) -> Rows:
 
 
 def launch_step(model: Model, load: Load, rows: Rows) -> None:
-    """Launches what a step of such rows launches, except matrix products."""
+    """Launches what a step of such rows launches, except products that cuBLAS computes."""
     launch_norms(model, load, rows.num_tokens)
     launch_attention(model, load, rows)
     if model.mamba is not None:
@@ -97,8 +99,7 @@ def launch_step(model: Model, load: Load, rows: Rows) -> None:
     if rows.is_decode:
         launch_sampling(model, rows)
         launch_drafting(rows)
-    if load.weight_dtype is not None:
-        launch_linear(model, load, rows.num_tokens)
+    launch_linear(model, load, rows.num_tokens)
 
 
 def launch_norms(model: Model, load: Load, n: int) -> None:
@@ -224,7 +225,9 @@ def launch_experts(model: Model, experts: Experts, load: Load, n: int) -> None:
     tokens, places, ends = moe_sort(ids, experts.count)
     up_size = experts.intermediate * (2 if experts.is_softmax else 1)
     pairs = empty(len(tokens), model.hidden, dtype=load.dtype)
-    if load.weight_dtype is not None:
+    if load.weight_dtype is None:
+        expert_linear(pairs, empty(experts.count, up_size, model.hidden, dtype=load.dtype), ends)
+    else:
         quantized_experts(pairs, stacked(experts.count, up_size, model.hidden, load), ends)
         activated = empty(len(tokens), experts.intermediate, dtype=load.dtype)
         quantized_experts(activated, stacked(experts.count, model.hidden, experts.intermediate, load), ends)
@@ -239,6 +242,10 @@ def launch_experts(model: Model, experts: Experts, load: Load, n: int) -> None:
 
 
 def launch_linear(model: Model, load: Load, n: int) -> None:
+    hidden, size = empty(n, model.hidden, dtype=load.dtype), model.feed_forward or 2 * model.hidden
+    if load.weight_dtype is None:
+        invariant_linear(hidden, empty(size, model.hidden, dtype=load.dtype), hidden.new_empty(size))
+        return
     experts = stacked(1, model.feed_forward or 2 * model.hidden, model.hidden, load)
     linear = QuantizedLinear(experts[0])
     linear(empty(n, model.hidden, dtype=load.dtype), relu_squared=True)

@@ -357,7 +357,7 @@ def test_a_preempted_request_whose_copy_was_damaged_ends_alone(bundled_model):
         engine.step()
     victim = next(iter(engine.scheduler.preempted))
     with torch.inference_mode():
-        engine._store._stored[victim].kv[0] += 1
+        engine._store._stored[victim].kv.host[0] += 1
     outputs = []
     while not (result := engine.step()).did_nothing:
         outputs += result.outputs
