@@ -136,7 +136,7 @@ def answers_line(report: Report) -> str:
             unlike.append(f"{report['models'][model]['title']}: {', '.join(titles)}")
     if unlike:
         return f"Greedy answers to one prompt differ from the first column's ({'; '.join(unlike)})."
-    return "All give the same greedy answer to one prompt."
+    return "As a check, one prompt was sent to every arrangement: the greedy answers were the same."
 
 
 def section(report: Report) -> str:

@@ -98,8 +98,8 @@ def _reference_step(
 # One program per (row, value head, BLOCK_V rows of the state): its [BLOCK_V, Dk] tile stays in registers over
 # all positions, so that the state is read once, and written once per position. This traffic limits the speed
 # of the step. Therefore neighbouring programs on axis 0 take neighbouring tiles of a slot. A position's small
-# operands are loaded before the previous position is computed, and those of the first position before the
-# slot is known.
+# operands are requested before the previous position is computed. Those of the first position are requested
+# while the load of the slot's number is still under way.
 @triton_jit
 def _update_tiles_kernel(
     q_ptr,

@@ -94,7 +94,7 @@ class RankExchange(ThreadUser):
         reads = _RankPart(message, self._link)
         peer = self._reader.peers.get(message.incarnation)
         part = Part(message.local_blocks, message.remote_blocks, message.local_slots, message.remote_slots)
-        reads.took_off()  # stands for the reads that are not posted yet: the report must wait for them
+        reads.took_off()  # one more than the reads: the report waits until all reads are posted, too
         if peer is None:
             reads.landed(TransferError("the server that wrote the ticket is gone"), NOTHING)
             return

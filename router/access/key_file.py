@@ -4,9 +4,9 @@
     alice          sha256:2bd806c97f0e00af1a1fc3328fa763a9269723c8db8fac4f93af71db186d6e90
     nightly-batch  sha256:81b637d8fcd2c6da6359e6963113a1170de795e4b725b84d1e0b4cfd9ec58ce9  min_priority=10
 
-Several keys may have the same name, so that a key can be replaced while both are valid. No message of this
-module repeats the content of a line, because the line may contain a key that somebody has put there by
-mistake.
+Several keys may have the same name, so that a key can be replaced while both are valid. A line may
+contain a key that somebody has put there by mistake. So no message repeats any part of a line, except a
+number that was read as ``min_priority``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def key_line(key: ApiKey) -> str:
 
 
 def read_keys(path: Path) -> ApiKeys:
-    """Read the file. Raises :class:`ConfigError` that names the faulty line, but not its content."""
+    """Read the file. Raises :class:`ConfigError` with the number of the faulty line."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

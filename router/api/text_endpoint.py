@@ -113,8 +113,9 @@ async def _events(
     """Yield the bytes of one write for each step: the events of all choices that have new deltas. A step with
     much to write has one write for each of its slices (:mod:`router.serving.slice_lane`).
 
-    If the events differ only in their text (:attr:`TextRequest.tells_just_text`), the text after the first
-    token goes through a :class:`TextLane`. This generator then only wakes for what the lane can't write.
+    If the events differ only in their text (:attr:`TextRequest.tells_just_text`), a :class:`TextLane` writes
+    the text after the first token to the client. This generator then only wakes for what the lane can't
+    write.
     """
     lane = TextLane(write_now) if request.tells_just_text else None
     async with Generation(services, request, lane) as generation:
@@ -145,9 +146,8 @@ async def _events(
                 data += DONE
             if data:  # empty while a tool call is incomplete
                 yield data
-            # The lane calls the writer, too. If it then can't write a text, the text comes back through
-            # step(), and the writer sees it twice. A writer that looks for tool calls must not, so requests
-            # with tools have no lane.
+            # The lane calls the writer once, with a sample text, and later puts other texts in its place.
+            # A writer that looks for tool calls has to see every text, so requests with tools have no lane.
             if lane is not None and not lane.is_open:
                 lane.open(lambda text: written(0, Delta(text)))
 

@@ -99,7 +99,7 @@ def test_our_pair_is_shown_in_multiples_of_vllms_pair(report):
 
 
 def test_who_answers_differently_is_named(report):
-    assert answers_line(report) == "All give the same greedy answer to one prompt."
+    assert "the greedy answers were the same" in answers_line(report)
     line = answers_line(report | {"answers": {SMALL.name: {"up": "abc", "vllm": "abd"}}})
     assert "(2 M parameters: VLLM)" in line
 

@@ -112,7 +112,7 @@ class CircuitBreaker:
 
 
 class Trial:
-    """One request at one server. Only its first outcome counts."""
+    """One request at one server. It may progress, and then it ends or fails; further calls do nothing."""
 
     def __init__(self, breaker: CircuitBreaker) -> None:
         self.era = breaker.era
