@@ -28,12 +28,14 @@ class DeviceTensor(Tensor):
 
     gpu: Device
     plain: Tensor
-    """The same memory as a CPU tensor."""
+    """The same memory as a CPU tensor, or a tensor of torch's meta device."""
+    base: Tensor | None
+    """Of a view, the tensor whose memory it uses, which lives as long as the view."""
 
     @classmethod
-    def wrap(cls, plain: Tensor, gpu: Device) -> DeviceTensor:
+    def wrap(cls, plain: Tensor, gpu: Device, base: Tensor | None = None) -> DeviceTensor:
         tensor = Tensor._make_subclass(cls, plain)
-        tensor.gpu, tensor.plain = gpu, plain
+        tensor.gpu, tensor.plain, tensor.base = gpu, plain, base
         return tensor
 
     __torch_function__ = torch._C._disabled_torch_function_impl

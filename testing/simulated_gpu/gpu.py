@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from testing.simulated_gpu.device_tensor import DeviceTensor, arguments_of_to, plain
-from testing.simulated_gpu.graphs import Graph, poison
+from testing.simulated_gpu.graphs import Graph, HeldMemory, poison
 from testing.simulated_gpu.kernels import Launch, queued_kernels
 from testing.simulated_gpu.shapes import Shapes, Spec
 from testing.simulated_gpu.streams import AtOnce, Event, Pace, Stream, Streams
@@ -35,8 +35,16 @@ class SimulatedGpu:
 
     device = torch.device("cuda", 0)
 
-    def __init__(self, pace: Pace | None = None) -> None:
+    def __init__(self, pace: Pace | None = None, *, memory: str = "cpu") -> None:
+        """Tensors lie in ``memory``: on the CPU, or on torch's meta device, which has none.
+
+        On the meta device, operators are noted and never computed, so a model may have any size. The host
+        then reads 1 from every result: each row gains one token, with id 1.
+        """
         self.streams = Streams(pace or AtOnce())
+        self.held = HeldMemory()
+        """Memory of all tensors that were made."""
+        self._memory = memory
         self.waits: Counter[str] = Counter()
         """Why and where the host waited for the device while it was watched, with the number of times."""
         self.launches: Counter[str] = Counter()
@@ -140,7 +148,7 @@ class SimulatedGpu:
     @property
     def is_dry(self) -> bool:
         """Whether operators make their results without computing them."""
-        return getattr(self._state, "dry", False)
+        return self._memory == "meta" or getattr(self._state, "dry", False)
 
     @contextmanager
     def dry_run(self) -> Iterator[None]:
@@ -152,6 +160,8 @@ class SimulatedGpu:
 
     def queue(self, run: Callable[[], None]) -> None:
         """Queue an operation on the current stream, or in the graph that is being captured."""
+        if self._memory == "meta":
+            return
 
         def operation() -> None:
             self._state.executing = True
@@ -167,9 +177,16 @@ class SimulatedGpu:
         self.streams.current.queue(operation)
         self.streams.progress()
 
+    def _note(self, name: str, operands: Any) -> None:
+        """Note a launch of a torch operator or of a Triton kernel."""
+        self.launches[name] += 1
+        if self._capturing is not None:
+            tensors = [one for one in tree_leaves(plain(operands)) if isinstance(one, Tensor)]
+            self._capturing.launched.append((name, tensors))
+
     def launched(self, launch: Launch) -> None:
         """Note the launch of a Triton kernel."""
-        self.launches[launch.kernel.fn.__name__] += 1
+        self._note(launch.kernel.fn.__name__, (launch.args, launch.kwargs))
         if self.on_launch is not None:
             self.on_launch(launch)
 
@@ -189,16 +206,16 @@ class SimulatedGpu:
             if all(
                 map(partial(_is_view, of=args[0].plain), tree_leaves(made))
             ):  # `to` and `reshape` may copy
-                return tree_map(self._wrapped, made)
+                return tree_map(partial(self._wrapped, base=args[0]), made)
         return self._queue_operator(func, name, args, kwargs)
 
     def _queue_operator(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         written = _written(func, args, kwargs)
-        if not self.is_dry or name not in ("empty", "empty_like", "empty_strided", "new_empty"):
-            self.launches[name] += 1
         results = written
         if written is None:
             results = tree_map(self._made, self._shapes.result(func, args, kwargs))
+        if not self.is_dry or name not in ("empty", "empty_like", "empty_strided", "new_empty"):
+            self._note(name, (args, kwargs, () if results is written else results))
         if self.is_dry or name.startswith(("empty", "new_empty")):
             return results
         held_args, held_kwargs = plain(args), plain(kwargs)
@@ -214,30 +231,37 @@ class SimulatedGpu:
 
     def _made(self, spec: Any) -> Any:
         """Allocate memory on the device; nobody has written to it."""
-        return self.allocated(spec.on("cpu")) if isinstance(spec, Spec) else spec
+        return self.allocated(spec.on(self._memory)) if isinstance(spec, Spec) else spec
+
+    def memory_for(self, factory: str) -> str:
+        """Return where a factory of torch makes its values: those of ``tensor`` are on the host at first."""
+        return "cpu" if factory in ("tensor", "as_tensor") else self._memory
 
     def allocated(self, memory: Tensor) -> DeviceTensor:
         poison(memory)
         tensor = DeviceTensor.wrap(memory, self)
+        self.held.add(tensor)
         if self._capturing is not None:
             self._capturing.made(tensor)
         return tensor
 
-    def _wrapped(self, value: Any) -> Any:
-        return DeviceTensor.wrap(value, self) if type(value) is Tensor else value
+    def _wrapped(self, value: Any, base: Tensor | None = None) -> Any:
+        return DeviceTensor.wrap(value, self, base) if type(value) is Tensor else value
 
     # --- copies ----------------------------------------------------------------------------------
 
     def _copy(self, target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
         host = next((one for one in (target, source) if not isinstance(one, DeviceTensor)), None)
+        if host is source and source.is_meta:  # a number that is assigned to a slice: torch fills the slice
+            host = None
         into, out_of = plain((target, source))
         if host is not None and not (non_blocking and self.is_pinned(host)):
             self._wait("copy_: between the device and memory of the host that is not pinned, or blocking")
             out_of = out_of.clone()
-        elif host is target and not self.is_dry:
+        elif host is target and (self._memory == "meta" or not self.is_dry):
             poison(into)  # the host must not read before the copy has run
+        self._note("copy_", (target, source))
         if not self.is_dry:
-            self.launches["copy_"] += 1
             self.queue(lambda: into.copy_(out_of))
             if host is target and not (non_blocking and self.is_pinned(host)):
                 self.streams.synchronize()
@@ -248,7 +272,8 @@ class SimulatedGpu:
         return self._copy(torch.empty(tensor.shape, dtype=tensor.dtype), tensor, non_blocking)
 
     def to_device(self, tensor: Tensor, *, non_blocking: bool) -> Tensor:
-        target = self.allocated(torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype))
+        spec = Spec.of(tensor)
+        target = self.allocated(spec.on(self._memory))
         return self._copy(target, tensor, non_blocking)
 
     def pin(self, tensor: Tensor) -> Tensor:
@@ -290,13 +315,14 @@ class _Factories(TorchFunctionMode):
         device = kwargs.get("device")
         if device is None or torch.device(device).type != "cuda":
             return func(*args, **kwargs)
-        made = func(*args, **(kwargs | {"device": "cpu"}))
+        made = func(*args, **(kwargs | {"device": gpu.memory_for(name)}))
         if isinstance(made, DeviceTensor):  # like another tensor of the device
             return made
         if name in ("tensor", "as_tensor"):
             return gpu.to_device(made, non_blocking=False)
         tensor = gpu.allocated(torch.empty_like(made))
-        gpu.launches[name] += 1
+        if name != "empty":
+            gpu._note(name, tensor)
         if name != "empty" and not gpu.is_dry:
             gpu.queue(lambda: tensor.plain.copy_(made))
         return tensor
@@ -314,7 +340,7 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _is_view(tensor: Tensor, of: Tensor) -> bool:
-    return tensor.numel() == 0 or tensor.untyped_storage().data_ptr() == of.untyped_storage().data_ptr()
+    return tensor.numel() == 0 or tensor.untyped_storage()._cdata == of.untyped_storage()._cdata
 
 
 def _caller() -> str:

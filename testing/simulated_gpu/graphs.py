@@ -15,14 +15,34 @@ from testing.simulated_gpu.device_tensor import DeviceTensor
 from testing.simulated_gpu.streams import Operation
 
 
+class HeldMemory:
+    """Bytes of tensors that somebody refers to."""
+
+    def __init__(self) -> None:
+        self.num_bytes = self.peak_bytes = 0
+
+    def add(self, tensor: DeviceTensor) -> None:
+        """Count a new tensor until nobody refers to it any more."""
+        num_bytes = tensor.plain.numel() * tensor.plain.element_size()
+        self.num_bytes += num_bytes
+        self.peak_bytes = max(self.peak_bytes, self.num_bytes)
+        weakref.finalize(tensor, self._freed, num_bytes)
+
+    def _freed(self, num_bytes: int) -> None:
+        self.num_bytes -= num_bytes
+
+
 class Graph:
     """Stands for ``torch.cuda.CUDAGraph``: the operations of one capture."""
 
     def __init__(self, launch: Callable[[Graph], None]) -> None:
         self._launch = launch
         self.operations: list[Operation] = []
+        self.launched: list[tuple[str, list[Tensor]]] = []
+        """What the capture launched, operators and Triton kernels: name, operands and results."""
         self._memory: list[Tensor] = []
-        self._live_bytes = self.peak_bytes = 0
+        self.held = HeldMemory()
+        """Memory that was allocated during the capture."""
 
     def pool(self) -> int:
         return 0
@@ -30,21 +50,11 @@ class Graph:
     def replay(self) -> None:
         self._launch(self)
 
-    @property
-    def retained_bytes(self) -> int:
-        """Bytes of the capture's tensors that are still referred to, which no other graph may use."""
-        return self._live_bytes
-
     def made(self, tensor: DeviceTensor) -> None:
-        """Note memory that was allocated during the capture."""
+        """Note memory that was allocated during the capture. What is still held afterwards, no other graph
+        may use."""
         self._memory.append(tensor.plain)
-        num_bytes = tensor.plain.numel() * tensor.plain.element_size()
-        self._live_bytes += num_bytes
-        self.peak_bytes = max(self.peak_bytes, self._live_bytes)
-        weakref.finalize(tensor, self._freed, num_bytes)
-
-    def _freed(self, num_bytes: int) -> None:
-        self._live_bytes -= num_bytes
+        self.held.add(tensor)
 
     def run(self) -> None:
         for operation in self.operations:

@@ -11,7 +11,7 @@ HOST_PORT = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^\s:/?#@\[\]\\]+)(?::(?P<p
 
 @dataclass(frozen=True)
 class Authority:
-    """A host and a port in canonical form. A port that is not written differs from the scheme's default port."""
+    """A host and a port in canonical form. A port that is not given differs from the default port."""
 
     host: str
     """In lower case; an IPv6 address has no brackets here."""

@@ -85,7 +85,7 @@ def test_every_kind_of_sampling_has_a_graph():
 
 def test_graphs_keep_no_results_of_their_own(simulated):
     """With logits of its own, each of a hundred graphs would keep up to half a gigabyte."""
-    assert max(graph.retained_bytes for graph in simulated.gpu.graphs) < 256
+    assert max(graph.held.num_bytes for graph in simulated.gpu.graphs) < 256
 
 
 # --- the simulated GPU itself ------------------------------------------------------------------------
@@ -193,4 +193,4 @@ def test_a_replay_overwrites_what_other_graphs_left_in_the_pool():
         assert results[0].isnan().tolist() == [True, True]
         with pytest.raises(RuntimeError, match="while a graph is captured"), torch.cuda.graph(graphs[0]):
             x.max().item()
-        assert [graph.retained_bytes for graph in gpu.graphs[:2]] == [8, 8]
+        assert [graph.held.num_bytes for graph in gpu.graphs[:2]] == [8, 8]
