@@ -38,8 +38,8 @@ MAX_SPECULATIVE = 15
 """Maximum number of drafts in a step. Further drafts would hardly ever be accepted, and each of them would
 cost one state per request."""
 GPU_CACHE_FRACTION = 0.85
-"""The pools' share of the memory that is free once the weights are loaded; activations and graphs get the
-rest."""
+"""The pools' greatest share of the memory that is free once the weights are loaded. Steps get the rest, and
+more if they need more (:mod:`engine.cost.step_memory`)."""
 
 
 @dataclass(frozen=True)
@@ -380,14 +380,17 @@ class EngineConfig:
             return self.step_deadline_s
         return GPU_STEP_DEADLINE_S if device.type == "cuda" else 0.0
 
-    def cache_budget(self, device: torch.device) -> int:
-        """Returns the bytes for both pools on ``device``. Call it after the weights are loaded."""
+    def cache_budget(self, device: torch.device, step_bytes: int) -> int:
+        """Returns the bytes for both pools on ``device``. Call it after the weights are loaded.
+
+        ``step_bytes`` is the GPU memory that steps need beside the pools.
+        """
         if self.cache_memory_bytes is not None:
             return self.cache_memory_bytes
         if device.type == "cuda":
             torch.cuda.empty_cache()  # what loading the weights has freed is free only to torch until then
             free_bytes, _ = torch.cuda.mem_get_info(device)
-            return gpu_cache_bytes(free_bytes)
+            return gpu_cache_bytes(free_bytes, step_bytes)
         return DEFAULT_CPU_CACHE_BYTES
 
     def apply_threads(self, dtype: torch.dtype) -> None:
@@ -402,6 +405,6 @@ class EngineConfig:
             torch.set_num_threads(1 if dtype == torch.float32 else num_threads)
 
 
-def gpu_cache_bytes(free_bytes: int) -> int:
-    """Returns the pools' share of the GPU memory that is free once the weights are loaded."""
-    return int(free_bytes * GPU_CACHE_FRACTION)
+def gpu_cache_bytes(free_bytes: int, step_bytes: int) -> int:
+    """Returns the pools' part of the GPU memory that is free once the weights are loaded."""
+    return max(0, min(int(free_bytes * GPU_CACHE_FRACTION), free_bytes - step_bytes))

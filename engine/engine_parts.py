@@ -8,6 +8,7 @@ import torch
 
 from engine.checkpoint.fingerprint import fingerprint
 from engine.config import EngineConfig
+from engine.cost.step_memory import StepMemory
 from engine.grammar.grammars import Grammars
 from engine.grammar.source import GrammarSource, RemoteGrammars
 from engine.memory.caches import Caches, CacheSpec
@@ -69,7 +70,8 @@ class EngineParts:
             start_up=start_up,
         )
         demand = config.demand(model_config, tp)
-        capacity = demand.within(tp.least(config.cache_budget(device)))
+        steps = StepMemory.of(model_config, demand, tp, max_batch_tokens=config.max_batch_tokens)
+        capacity = demand.within(tp.least(config.cache_budget(device, steps.total)))
         caches = _make_caches(config, demand.spec, capacity, device)
         digest = fingerprint(
             config.model_dir,

@@ -23,11 +23,9 @@ import itertools
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -35,15 +33,13 @@ from torch import Tensor
 from benchmarks.json_file import write_json
 from benchmarks.steps.model_shape import TITLES, write_configuration
 from benchmarks.steps.step_bytes import DecodeBytes, decode_bytes
-from engine.checkpoint.dummy_weights import DummyValues
 from engine.config import EngineConfig
 from engine.cost.step_cost import share_used
 from engine.cost.step_size import StepSize
-from engine.engine import Engine
 from engine.sampling.sampling_table import SamplingNeeds
 from engine.step.graph import CAPTURED
 from testing.marked_section import replace_between
-from testing.simulated_gpu.gpu import SimulatedGpu
+from testing.simulated_gpu.without_memory import make_engine
 
 MODELS, DRAFTS, ROWS, CONTEXT = ("8b", "nano"), (0, 3), (1, 8, 64), 1024
 SAMPLING = {
@@ -85,21 +81,18 @@ class CapturedSteps:
 
     def __init__(self, model: str, num_drafts: int, folder: Path) -> None:
         directory = write_configuration(model, folder, max_model_len=2 * CONTEXT)
-        gpu = SimulatedGpu(memory="meta")
-        with gpu, _just_captures():
-            engine = Engine(
-                EngineConfig(
-                    directory,
-                    "both",
-                    load_format="dummy",
-                    device="cuda",
-                    max_num_seqs=max(ROWS),
-                    max_model_len=2 * CONTEXT,
-                    cache_memory_bytes=48 << 30,
-                    num_speculative=num_drafts,
-                    drafter="ngram" if num_drafts else None,
-                )
-            )
+        config = EngineConfig(
+            directory,
+            "both",
+            load_format="dummy",
+            device="cuda",
+            max_num_seqs=max(ROWS),
+            max_model_len=2 * CONTEXT,
+            cache_memory_bytes=48 << 30,
+            num_speculative=num_drafts,
+            drafter="ngram" if num_drafts else None,
+        )
+        gpu, engine = make_engine(config, ROWS)
         kinds = itertools.product(reversed(ROWS), reversed(CAPTURED))
         self._graphs = dict(zip(kinds, gpu.graphs, strict=True))
         self._num_positions = 1 + num_drafts
@@ -145,17 +138,6 @@ class CapturedSteps:
         place = _place(operand)
         pool = next((name for name, places in self._pools.items() if place in places), None)
         return pool or ("weights" if place in self._weights else "rest")
-
-
-@contextmanager
-def _just_captures() -> Iterator[None]:
-    """Within this context, a new engine captures :data:`ROWS`, and its weights have no values."""
-    with ExitStack() as stack:
-        stack.enter_context(patch.object(Engine, "warm_up"))
-        stack.enter_context(patch.object(DummyValues, "_fill"))
-        stack.enter_context(patch("engine.step.graph.WARM_UP_RUNS", 1))  # makes tables that steps keep
-        stack.enter_context(patch("engine.step.buffers.capture_sizes", return_value=list(ROWS)))
-        yield
 
 
 def _bytes(tensor: Tensor) -> int:

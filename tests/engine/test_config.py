@@ -140,5 +140,11 @@ def test_memory_that_torch_has_freed_counts_as_free(configure, monkeypatch):
     calls = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("empty_cache"))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: calls.append("mem_get_info") or (1 << 30, 0))
-    assert configure().cache_budget(torch.device("cuda:0")) == gpu_cache_bytes(1 << 30)
+    assert configure().cache_budget(torch.device("cuda:0"), 0) == gpu_cache_bytes(1 << 30, 0)
     assert calls == ["empty_cache", "mem_get_info"]
+
+
+def test_pools_leave_steps_what_they_need():
+    assert gpu_cache_bytes(1000, 100) == 850
+    assert gpu_cache_bytes(1000, 400) == 600
+    assert gpu_cache_bytes(1000, 2000) == 0

@@ -82,7 +82,7 @@ BLOCK_SIZE = Flag(
 )
 CACHE_MEMORY = Flag(
     *("--cache-memory", "GIB", positive("GiB"), "a server's memory for KV blocks and recurrent states"),
-    default_text="1 on a CPU, 85 % of what is free on a GPU",
+    default_text="1 on a CPU, at most 85 % of what is free on a GPU",
     setting="cache_memory_bytes",
 )
 

@@ -20,6 +20,7 @@ from engine.checkpoint.model_config import ModelConfig
 from engine.checkpoint.model_shard import check_divides
 from engine.checkpoint.weights import weight_paths
 from engine.config import DEFAULT_CPU_CACHE_BYTES, GPU_CACHE_FRACTION, EngineConfig, gpu_cache_bytes
+from engine.cost.step_memory import StepMemory
 from engine.cost.weight_size import weight_bytes
 from engine.models import read_config
 from engine.schedule.capacity import CapacityPlan, Demand, size_text
@@ -45,12 +46,20 @@ class Memory:
     cache_budget: int
     is_share: bool
     """Whether the budget is the default share of the GPU memory that the weights leave free."""
+    steps: StepMemory
+    """What a GPU's steps need beside weights and pools."""
 
     def setting_for(self, num_bytes: int) -> str:
         """Returns the setting that gives a cache budget of at least ``num_bytes``."""
         if not self.is_share:
             return f"`cache_memory_bytes` {num_bytes}"
-        return f"`gpu_memory` {math.ceil(self.weights + (num_bytes + 1) / GPU_CACHE_FRACTION)}"
+        free = max(math.ceil((num_bytes + 1) / GPU_CACHE_FRACTION), num_bytes + self.steps.total)
+        return f"`gpu_memory` {self.weights + free}"
+
+    @property
+    def left(self) -> int:
+        """Bytes of the GPU that neither weights nor pools get."""
+        return (self.gpu or 0) - self.weights - self.cache_budget
 
 
 def run(
@@ -64,7 +73,7 @@ def run(
     config.check_experts(model)
     check_divides(model, config.tensor_parallel, shares_experts=config.expert_parallel)
     demand = config.demand(model, config.planned_rank())
-    memory = _memory(config, model, gpu_bytes)
+    memory = _memory(config, model, demand, gpu_bytes)
     plan, refusal = None, None
     try:
         plan = demand.within(memory.cache_budget, memory.setting_for)
@@ -89,9 +98,10 @@ def prepare(values: argparse.Namespace, config: EngineConfig) -> Callable[[], No
     return partial(run, config, gpu_bytes=gpu_bytes, as_json=bool(values.json), question=question)
 
 
-def _memory(config: EngineConfig, model: ModelConfig, gpu_bytes: int | None) -> Memory:
-    mtp = config.loads_mtp(model)
-    weights = weight_bytes(model, config.planned_rank(), mtp=mtp)
+def _memory(config: EngineConfig, model: ModelConfig, demand: Demand, gpu_bytes: int | None) -> Memory:
+    rank, mtp = config.planned_rank(), config.loads_mtp(model)
+    steps = StepMemory.of(model, demand, rank, max_batch_tokens=config.max_batch_tokens)
+    weights = weight_bytes(model, rank, mtp=mtp)
     given = config.cache_memory_bytes
     if gpu_bytes is None:
         budget = DEFAULT_CPU_CACHE_BYTES if given is None else given
@@ -104,10 +114,12 @@ def _memory(config: EngineConfig, model: ModelConfig, gpu_bytes: int | None) -> 
                 f"{what} exceed --gpu-memory {size_text(gpu_bytes)}; choose a larger GPU or a smaller model"
                 + ("" if given is None else ", or lower --cache-memory")
             )
-        budget = gpu_cache_bytes(gpu_bytes - weights) if given is None else given
+        budget = gpu_cache_bytes(gpu_bytes - weights, steps.total) if given is None else given
     is_share = given is None and gpu_bytes is not None
     quantization = None if model.quantization is None else model.quantization.method
-    return Memory(weights, mtp, quantization, _bytes_on_disk(config.model_dir), gpu_bytes, budget, is_share)
+    return Memory(
+        weights, mtp, quantization, _bytes_on_disk(config.model_dir), gpu_bytes, budget, is_share, steps
+    )
 
 
 def _bytes_on_disk(model_dir: Path) -> int | None:
@@ -143,7 +155,8 @@ def _figures(
             "weights_quantization": memory.quantization,
             "weights_on_disk_bytes": memory.weights_on_disk,
             "cache_budget_bytes": memory.cache_budget,
-            "other_bytes": None if memory.gpu is None else memory.gpu - memory.weights - memory.cache_budget,
+            "other_bytes": None if memory.gpu is None else memory.left,
+            "steps_bytes": None if memory.gpu is None else memory.steps.total,
         },
         "slot_bytes": demand.slot_bytes,
         "token_bytes": demand.token_bytes,
@@ -211,12 +224,11 @@ def _memory_rows(memory: Memory) -> Iterable[Row]:
         yield "weights", source, size_text(memory.weights)
         yield "cache budget", "on a CPU, beside the weights", size_text(memory.cache_budget)
         return
-    rest = memory.gpu - memory.weights
     yield "GPU", "", size_text(memory.gpu)
     yield "weights", source, size_text(memory.weights)
-    how = f"{GPU_CACHE_FRACTION:.0%} of the rest" if memory.is_share else "--cache-memory"
+    how = f"at most {GPU_CACHE_FRACTION:.0%} of the rest" if memory.is_share else "--cache-memory"
     yield "cache budget", how, size_text(memory.cache_budget)
-    yield "activations, graphs", "what then remains", size_text(rest - memory.cache_budget)
+    yield "left for steps", f"they need {size_text(memory.steps.total)}", size_text(memory.left)
 
 
 def _unit_rows(demand: Demand, model: ModelConfig) -> Iterable[Row]:
