@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from testing.simulated_gpu.captured_operators import reason_to_refuse
 from testing.simulated_gpu.device_tensor import DeviceTensor, arguments_of_to, plain
 from testing.simulated_gpu.graphs import Graph, HeldMemory, poison
 from testing.simulated_gpu.kernels import Launch, queued_kernels
@@ -177,16 +178,9 @@ class SimulatedGpu:
         self.streams.current.queue(operation)
         self.streams.progress()
 
-    def _note(self, name: str, operands: Any) -> None:
-        """Note a launch of a torch operator or of a Triton kernel."""
-        self.launches[name] += 1
-        if self._capturing is not None:
-            tensors = [one for one in tree_leaves(plain(operands)) if isinstance(one, Tensor)]
-            self._capturing.launched.append((name, tensors))
-
     def launched(self, launch: Launch) -> None:
         """Note the launch of a Triton kernel."""
-        self._note(launch.kernel.fn.__name__, (launch.args, launch.kwargs))
+        self._note(launch.kernel.fn.__name__, _tensors_of((launch.args, launch.kwargs)))
         if self.on_launch is not None:
             self.on_launch(launch)
 
@@ -215,7 +209,7 @@ class SimulatedGpu:
         if written is None:
             results = tree_map(self._made, self._shapes.result(func, args, kwargs))
         if not self.is_dry or name not in ("empty", "empty_like", "empty_strided", "new_empty"):
-            self._note(name, (args, kwargs, () if results is written else results))
+            self._note_operator(name, (args, kwargs, () if results is written else results))
         if self.is_dry or name.startswith(("empty", "new_empty")):
             return results
         held_args, held_kwargs = plain(args), plain(kwargs)
@@ -248,19 +242,32 @@ class SimulatedGpu:
     def _wrapped(self, value: Any, base: Tensor | None = None) -> Any:
         return DeviceTensor.wrap(value, self, base) if type(value) is Tensor else value
 
+    def _note_operator(self, name: str, operands: Any) -> None:
+        """Note the launch of a torch operator, and refuse it where it may not be captured."""
+        tensors = _tensors_of(operands)
+        if self._capturing is not None and (reason := reason_to_refuse(name, tensors)):
+            raise RuntimeError(f"{reason}, in {_caller()}")
+        self._note(name, tensors)
+
+    def _note(self, name: str, operands: list[Tensor]) -> None:
+        self.launches[name] += 1
+        if self._capturing is not None:
+            self._capturing.launched.append((name, operands))
+
     # --- copies ----------------------------------------------------------------------------------
 
     def _copy(self, target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
         host = next((one for one in (target, source) if not isinstance(one, DeviceTensor)), None)
         if host is source and source.is_meta:  # a number that is assigned to a slice: torch fills the slice
-            host = None
+            self._note_operator("fill_", target)
+            return target
         into, out_of = plain((target, source))
         if host is not None and not (non_blocking and self.is_pinned(host)):
             self._wait("copy_: between the device and memory of the host that is not pinned, or blocking")
             out_of = out_of.clone()
         elif host is target and (self._memory == "meta" or not self.is_dry):
             poison(into)  # the host must not read before the copy has run
-        self._note("copy_", (target, source))
+        self._note_operator("copy_", (target, source))
         if not self.is_dry:
             self.queue(lambda: into.copy_(out_of))
             if host is target and not (non_blocking and self.is_pinned(host)):
@@ -322,10 +329,14 @@ class _Factories(TorchFunctionMode):
             return gpu.to_device(made, non_blocking=False)
         tensor = gpu.allocated(torch.empty_like(made))
         if name != "empty":
-            gpu._note(name, tensor)
+            gpu._note_operator(name, tensor)
         if name != "empty" and not gpu.is_dry:
             gpu.queue(lambda: tensor.plain.copy_(made))
         return tensor
+
+
+def _tensors_of(tree: Any) -> list[Tensor]:
+    return [one for one in tree_leaves(plain(tree)) if isinstance(one, Tensor)]
 
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

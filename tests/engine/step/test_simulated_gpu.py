@@ -180,6 +180,17 @@ def test_streams_are_ordered_by_events_alone():
         assert host.item() == 6.0  # 0 * 10, then + 1 on the other stream, then + 5
 
 
+def test_a_capture_holds_only_operators_that_were_looked_up():
+    with SimulatedGpu():
+        x, graph = torch.rand(8, device="cuda"), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            x.softmax(dim=0)
+        with pytest.raises(RuntimeError, match="_to_copy of f32 f64 is not among"), torch.cuda.graph(graph):
+            x.softmax(dim=0, dtype=torch.float64)
+        with pytest.raises(RuntimeError, match="median of f32 is not among"), torch.cuda.graph(graph):
+            x.median()
+
+
 def test_a_replay_overwrites_what_other_graphs_left_in_the_pool():
     with SimulatedGpu() as gpu:
         x, graphs, results = torch.ones(2, device="cuda"), [], []
@@ -192,5 +203,5 @@ def test_a_replay_overwrites_what_other_graphs_left_in_the_pool():
         assert results[1].tolist() == [3.0, 3.0]
         assert results[0].isnan().tolist() == [True, True]
         with pytest.raises(RuntimeError, match="while a graph is captured"), torch.cuda.graph(graphs[0]):
-            x.max().item()
+            x[0].item()
         assert [graph.held.num_bytes for graph in gpu.graphs[:2]] == [8, 8]
