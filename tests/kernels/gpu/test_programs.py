@@ -14,7 +14,7 @@ from testing.kernels.programs.exemptions import EXEMPTIONS
 from testing.repository import ROOT
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU's time is not for compiling")
-ARCHITECTURES = [80, 90, 100]
+ARCHITECTURES = [90, *(pytest.param(other, marks=pytest.mark.exhaustive) for other in (80, 100))]
 RESULTS = ROOT / "benchmarks/results/programs.json"
 
 
