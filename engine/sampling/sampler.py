@@ -22,6 +22,8 @@ from kernels.sampling.exponential_race import exponential_race
 from kernels.sampling.token_mask import mask_tokens
 
 _LARGEST_INT32 = (1 << 31) - 1
+_UNITS = 2.0**40
+"""Top-p counts a weight of 1 as this many units. A weight below one unit counts as nothing."""
 
 
 class Sampler:
@@ -152,16 +154,17 @@ def _end_of_head(
     Three filters follow each other. The first keeps the tokens whose weight is at least ``least`` ``[R, T]``.
     The second keeps the ``top_k`` best of these. The third keeps only as many of the best as are needed for
     the share ``top_p`` of the weight that is left. All filters use the same order, so one running sum serves
-    all three.
+    all three. It is a sum of integers: a device may add them in any order, in any batch.
     """
     vocab_size = weights.shape[-1]
     ordered, order = _sort_descending(weights)
-    running = ordered.cumsum(dim=-1, dtype=torch.float64)
+    running = (ordered * _UNITS).to(torch.int64).cumsum_(dim=-1)
     most = torch.where(top_k > 0, top_k, vocab_size)[:, None, None]
     num_heavy = torch.searchsorted(-ordered, -least[..., None], right=True)
     last = torch.minimum(most, num_heavy).clamp_(min=1) - 1
-    goal = top_p[:, None, None] * running.gather(2, last)
-    last = torch.minimum(last, torch.searchsorted(running, goal))
+    goal = (top_p.to(torch.float64)[:, None, None] * running.gather(2, last)).ceil().to(torch.int64)
+    enough = torch.searchsorted(running, goal)
+    last = torch.where(top_p[:, None, None] < 1.0, torch.minimum(last, enough), last)
     return ordered.gather(2, last)[..., 0], order.gather(2, last)[..., 0]
 
 

@@ -100,7 +100,7 @@ class Simulated:
 
     def differences(self, asks: Sequence[Ask], seed: int | None = None) -> list[str]:
         """Serve requests that join and leave in a random order; say which answers differ from the CPU's."""
-        choose = random.Random(seed)
+        choose = random.Random(seed or 0)
         cancels = {i: choose.randrange(6) for i in range(len(asks)) if choose.random() < 0.2}
         expected = self.expected(asks)
         with self.running(seed):
