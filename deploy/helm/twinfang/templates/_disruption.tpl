@@ -1,6 +1,6 @@
 {{/*
-How many pods of one kind may be evicted at a time. Takes a dictionary with root, name, selector and budget, and isGroup for
-pods that end together: if a group is already down, its remaining pods may be evicted too.
+How many pods of one kind may be evicted at a time. A pod that is not ready serves nobody, so it may always be evicted:
+otherwise pods that never start keep their nodes from being drained. Takes a dictionary with root, name, selector and budget.
 */}}
 {{- define "twinfang.disruptionBudget" -}}
 apiVersion: policy/v1
@@ -11,9 +11,7 @@ metadata:
   labels: {{- include "twinfang.labels" .root | nindent 4 }}
 spec:
   maxUnavailable: {{ .budget.maxUnavailable }}
-  {{- if .isGroup }}
   unhealthyPodEvictionPolicy: AlwaysAllow
-  {{- end }}
   selector:
     matchLabels: {{- .selector | nindent 6 }}
 {{- end -}}

@@ -103,10 +103,7 @@ kind: LeaderWorkerSet
 metadata:
   name: {{ include "twinfang.poolName" . }}
   namespace: {{ .root.Release.Namespace }}
-  labels:
-    {{- include "twinfang.labels" .root | nindent 4 }}
-    app.kubernetes.io/component: {{ .role }}
-    twinfang.io/pool: {{ .name | quote }}
+  labels: {{- include "twinfang.workloadLabels" . | nindent 4 }}
   {{- with .pool.leaderWorkerSet.exclusiveTopology }}
   annotations:
     leaderworkerset.sigs.k8s.io/exclusive-topology: {{ . | quote }}

@@ -17,6 +17,8 @@
   hostPath:
     path: {{ .hostPath.path | quote }}
     type: Directory
+  {{- else if .csi }}
+  csi: {{- toYaml .csi | nindent 4 }}
   {{- else if .image }}
   image:
     reference: {{ .image.reference | quote }}

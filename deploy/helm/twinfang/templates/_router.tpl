@@ -47,3 +47,113 @@ app.kubernetes.io/component: router
 {{- end }}
 {{- include "twinfang.flags" .Values.router.flags }}
 {{- end -}}
+
+{{/* The router's account: that of the values, or the chart's own. */}}
+{{- define "twinfang.routerAccount" -}}
+{{- (.Values.router.serviceAccount | default dict).name | default (printf "%s-router" (include "twinfang.fullname" .)) -}}
+{{- end -}}
+
+{{- define "twinfang.routerLabels" -}}
+{{ include "twinfang.podLabels" . }}
+app.kubernetes.io/component: router
+{{- end -}}
+
+{{- define "twinfang.routerAnnotations" -}}
+{{- with .Values.auth.adminToken.digest }}
+# Routers read the admin token only at their start, but API keys again whenever they change.
+checksum/admin-token: {{ sha256sum . }}
+{{- end }}
+{{- end -}}
+
+{{- define "twinfang.routerPod" -}}
+{{- $volume := .Values.router.modelVolume | default .Values.model.volume -}}
+{{- $keys := or .Values.auth.apiKeys.existingSecret .Values.auth.apiKeys.lines -}}
+{{- $admin := or .Values.auth.adminToken.existingSecret .Values.auth.adminToken.digest -}}
+serviceAccountName: {{ include "twinfang.routerAccount" . }}
+automountServiceAccountToken: true
+# Without this, a Service named twinfang would set TWINFANG_PORT, which the router reads as --port.
+enableServiceLinks: false
+terminationGracePeriodSeconds: {{ add .Values.router.preStopSeconds (include "twinfang.shutdownGrace" .) 15 }}
+{{- with .Values.imagePullSecrets }}
+imagePullSecrets: {{- toYaml . | nindent 2 }}
+{{- end }}
+securityContext: {{- toYaml .Values.podSecurityContext | nindent 2 }}
+{{- include "twinfang.placement" (dict "values" .Values.router "selector" (include "twinfang.routerSelector" .)) }}
+containers:
+  - name: router
+    image: {{ include "twinfang.image" (dict "image" .Values.routerImage "root" .) | quote }}
+    imagePullPolicy: {{ .Values.routerImage.pullPolicy }}
+    args: {{- include "twinfang.routerArguments" . | nindent 6 }}
+    env:
+      - name: HOME
+        value: /tmp
+      {{- with include "twinfang.env" .Values.router.env | trim }}
+      {{- . | nindent 6 }}
+      {{- end }}
+    ports:
+      - name: http
+        containerPort: 8000
+    startupProbe:
+      httpGet:
+        path: /healthz
+        port: http
+      periodSeconds: 2
+      failureThreshold: 60
+    readinessProbe:
+      httpGet:
+        path: /readyz
+        port: http
+      periodSeconds: 5
+      timeoutSeconds: 5
+      failureThreshold: 2
+    livenessProbe:
+      httpGet:
+        path: /healthz
+        port: http
+      periodSeconds: 10
+      timeoutSeconds: 10
+      failureThreshold: 6
+    # The line in which a router says why it ended, for kubectl describe.
+    terminationMessagePolicy: FallbackToLogsOnError
+    lifecycle:
+      # The router still serves while its clients and load balancers learn that it will end.
+      preStop:
+        exec:
+          command: [sleep, {{ .Values.router.preStopSeconds | quote }}]
+    resources: {{- toYaml .Values.router.resources | nindent 6 }}
+    securityContext: {{- include "twinfang.containerSecurity" . | nindent 6 }}
+    volumeMounts:
+      - name: tmp
+        mountPath: /tmp
+      {{- if $volume }}
+      {{- include "twinfang.modelMount" . | nindent 6 }}
+      {{- end }}
+      {{- if $keys }}
+      - name: api-keys
+        mountPath: /etc/twinfang/api-keys
+        readOnly: true
+      {{- end }}
+      {{- if $admin }}
+      - name: admin-token
+        mountPath: /etc/twinfang/admin-token
+        readOnly: true
+      {{- end }}
+volumes:
+  - name: tmp
+    emptyDir: {}
+  {{- with $volume }}
+  {{- include "twinfang.modelVolume" . | nindent 2 }}
+  {{- end }}
+  {{- if $keys }}
+  - name: api-keys
+    secret:
+      secretName: {{ .Values.auth.apiKeys.existingSecret | default (printf "%s-api-keys" (include "twinfang.fullname" .)) }}
+      defaultMode: 0440
+  {{- end }}
+  {{- if $admin }}
+  - name: admin-token
+    secret:
+      secretName: {{ .Values.auth.adminToken.existingSecret | default (printf "%s-admin-token" (include "twinfang.fullname" .)) }}
+      defaultMode: 0440
+  {{- end }}
+{{- end -}}

@@ -98,17 +98,18 @@ twinfang.io/port: {{ include "twinfang.serverPorts" . | quote }}
 - name: UCX_NET_DEVICES
   value: {{ . | quote }}
 {{- end }}
+{{- include "twinfang.sharedHostEnvironment" . }}
 {{- include "twinfang.env" .pool.env }}
 {{- end -}}
 
 {{/*
-The pool's own resources, plus those that the chart adds for every server. Quantities are texts: server-side apply
-compares types, and has refused numbers.
+The pool's own resources, plus those that the chart adds for every server, and all of the pod's claims. Quantities are
+texts: server-side apply compares types, and has refused numbers.
 */}}
 {{- define "twinfang.serverResources" -}}
 {{- $resources := .pool.resources | default dict | deepCopy -}}
 {{- $limits := $resources.limits | default dict -}}
-{{- if eq .pool.device "cuda" -}}
+{{- if and .pool.gpuResource (eq .pool.device "cuda") -}}
 {{- $_ := set $limits .pool.gpuResource (include "twinfang.gpusPerPod" .) -}}
 {{- end -}}
 {{- with .root.Values.nixl -}}
@@ -116,7 +117,15 @@ compares types, and has refused numbers.
 {{- $_ := set $limits .rdmaResource (toString .rdmaCount) -}}
 {{- end -}}
 {{- end -}}
-{{- toYaml (set $resources "limits" $limits) -}}
+{{- $_ := set $resources "limits" $limits -}}
+{{- $claims := list -}}
+{{- range .pool.resourceClaims -}}
+{{- $claims = append $claims (dict "name" .name) -}}
+{{- end -}}
+{{- with $claims -}}
+{{- $_ := set $resources "claims" . -}}
+{{- end -}}
+{{- toYaml $resources -}}
 {{- end -}}
 
 {{- define "twinfang.serverSecurity" -}}
@@ -191,7 +200,7 @@ httpGet:
 {{- end -}}
 
 {{- define "twinfang.serverPod" -}}
-serviceAccountName: {{ include "twinfang.fullname" .root }}-server
+serviceAccountName: {{ (.pool.serviceAccount | default dict).name | default (printf "%s-server" (include "twinfang.fullname" .root)) }}
 automountServiceAccountToken: false
 # A Service called twinfang would set TWINFANG_PORT, which is a flag.
 enableServiceLinks: false
@@ -204,7 +213,16 @@ imagePullSecrets: {{- toYaml . | nindent 2 }}
 runtimeClassName: {{ . | quote }}
 {{- end }}
 securityContext: {{- toYaml .root.Values.podSecurityContext | nindent 2 }}
-{{- include "twinfang.placement" (dict "values" .pool "selector" (include "twinfang.poolSelector" .)) }}
+{{- include "twinfang.placement" (dict "values" .pool "selector" (include "twinfang.poolSelector" .) "near" (include "twinfang.nearServers" . | fromYaml)) }}
+{{- if or .pool.hostIPC (include "twinfang.sharedGpus" .) }}
+hostIPC: true
+{{- end }}
+{{- if include "twinfang.sharedGpus" . }}
+hostPID: true
+{{- end }}
+{{- with .pool.resourceClaims }}
+resourceClaims: {{- toYaml . | nindent 2 }}
+{{- end }}
 containers:
   - name: server
     image: {{ include "twinfang.image" (dict "image" .root.Values.image "root" .root) | quote }}
@@ -251,12 +269,13 @@ volumes:
 
 {{/* The pod template of Deployments and LeaderWorkerSets. */}}
 {{- define "twinfang.serverTemplate" -}}
-metadata:
-  labels: {{- include "twinfang.serverLabels" . | nindent 4 }}
-  {{- with .pool.podAnnotations }}
-  annotations: {{- toYaml . | nindent 4 }}
-  {{- end }}
-spec: {{- include "twinfang.serverPod" . | nindent 2 }}
+{{- include "twinfang.podTemplate" (dict "values" .pool "where" (printf "%sPools.%s" .role .name) "labels" (include "twinfang.serverLabels" .) "annotations" "" "spec" (include "twinfang.serverPod" .)) -}}
+{{- end -}}
+
+{{/* Labels of the object that makes a pool's pods. */}}
+{{- define "twinfang.workloadLabels" -}}
+{{- $own := printf "%s\napp.kubernetes.io/component: %s\ntwinfang.io/pool: %q" (include "twinfang.labels" .root) .role .name -}}
+{{- include "twinfang.joined" (dict "own" $own "more" .pool.workloadLabels "where" (printf "%sPools.%s.workloadLabels" .role .name)) -}}
 {{- end -}}
 
 {{- define "twinfang.serverDeployment" -}}
@@ -265,10 +284,7 @@ kind: Deployment
 metadata:
   name: {{ include "twinfang.poolName" . }}
   namespace: {{ .root.Release.Namespace }}
-  labels:
-    {{- include "twinfang.labels" .root | nindent 4 }}
-    app.kubernetes.io/component: {{ .role }}
-    twinfang.io/pool: {{ .name | quote }}
+  labels: {{- include "twinfang.workloadLabels" . | nindent 4 }}
 spec:
   {{- if not (or .pool.autoscaling.enabled (and .root.Values.autoscale.enabled .root.Values.autoscale.apply)) }}
   replicas: {{ .pool.replicas }}
