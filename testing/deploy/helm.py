@@ -117,8 +117,8 @@ def pod_of(deployment: Manifest) -> Manifest:
 
 
 def container_of(deployment: Manifest) -> Manifest:
-    """Return the container; each pod has only one."""
-    (container,) = pod_of(deployment)["containers"]
+    """Return the chart's own container. Values may add others behind it."""
+    container: Manifest = pod_of(deployment)["containers"][0]
     return container
 
 

@@ -103,6 +103,43 @@ DIRECTORY_IN_IMAGE = {"name": "m", "directory": ".", "volume": {"image": {"refer
             {"autoscale": {"enabled": True, "apply": True}, "decodePools": {"default": GROUP}},
             "autoscale.apply: it scales Deployments whose pods are one server each, and decodePools.default",
         ),
+        ({"router": {"extraEnvs": []}}, "at '/router': additional properties 'extraEnvs' not allowed"),
+        ({"prefillPools": {"default": {"podLabel": {}}}}, "'podLabel' not allowed"),
+        ({"poolDefaults": {"sidecars": [{"image": "a"}]}}, "at '/poolDefaults/sidecars/0': missing property"),
+        ({"router": {"podSpec": {"containers": [{"tty": True}]}}}, "at '/router/podSpec/containers/0'"),
+        ({"poolDefaults": {"sharedHost": {"gpus": [0]}}}, "'sharedHost' not allowed"),
+        (
+            {"poolDefaults": {"podLabels": {"twinfang.io/role": "decode"}}},
+            "prefillPools.default.podLabels: the chart sets twinfang.io/role itself; leave it out",
+        ),
+        (
+            {"router": {"workloadLabels": {"helm.sh/chart": "mine"}}},
+            "router.workloadLabels: the chart sets helm.sh/chart itself; leave it out",
+        ),
+        (
+            {"router": {"extraEnv": [{"name": "HOME", "value": "/"}]}},
+            "router.env or extraEnv: the variable HOME is set twice, or by the chart as well; leave it out",
+        ),
+        (
+            {"decodePools": {"default": {"extraVolumes": [{"name": "cache", "emptyDir": {}}]}}},
+            "decodePools.default.extraVolumes: the pod has a volume cache already; choose another name, or",
+        ),
+        (
+            {"router": {"sidecars": [{"name": "router", "image": "mine"}]}},
+            "router.sidecars: the pod has a container router already; choose another name, or change that",
+        ),
+        (
+            {"decodePools": {"default": {"sharedHost": {"gpus": [0, 1]}}}},
+            "decodePools.default.sharedHost.gpus names 2 GPUs, and a pod has 1 ranks: name one GPU for each",
+        ),
+        (
+            {name: {"default": {"sharedHost": {"gpus": [0]}}} for name in ("prefillPools", "decodePools")},
+            "prefillPools.default.sharedHost.gpus: decodePools.default uses GPU 0 too; give each pool its own",
+        ),
+        (
+            {"prefillPools": {"default": {"device": "cpu", "sharedHost": {"gpus": [0]}}}},
+            "prefillPools.default.sharedHost.gpus: device cpu has no GPUs to share; leave sharedHost out",
+        ),
         ({"fullnameOverride": "Chat_1"}, "'Chat_1' does not match"),
         ({"poolDefaults": {"sharedMemory": None}}, "missing property 'sharedMemory'"),
         ({"router": None}, "missing property 'router'"),
