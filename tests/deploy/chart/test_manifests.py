@@ -107,8 +107,10 @@ def test_every_selector_selects_pods_of_the_release(example: Path | None) -> Non
     for budget in of_kind(manifests, "PodDisruptionBudget").values():
         wanted = budget["spec"]["selector"]["matchLabels"]
         assert len({d["metadata"]["name"] for d in deployments if is_selected(d, wanted)}) == 1
+    (test,) = of_kind(manifests, "Pod").values()
+    selectable = [*deployments, {"spec": {"template": test}}]
     for policy in of_kind(manifests, "NetworkPolicy").values():
-        assert [d for d in deployments if is_selected(d, policy["spec"]["podSelector"]["matchLabels"])]
+        assert [d for d in selectable if is_selected(d, policy["spec"]["podSelector"]["matchLabels"])]
 
 
 @by_example

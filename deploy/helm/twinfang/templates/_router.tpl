@@ -5,6 +5,12 @@
 app.kubernetes.io/component: router
 {{- end -}}
 
+{{/* The pod of helm test, which is a client. */}}
+{{- define "twinfang.testSelector" -}}
+{{ include "twinfang.selector" . }}
+app.kubernetes.io/component: test
+{{- end -}}
+
 {{/* The longest time of a request, in whole seconds; 600 without the flag, like the router's default. */}}
 {{- define "twinfang.requestTimeout" -}}
 {{- get (.Values.router.flags | default dict) "request-timeout" | default 600 | float64 | ceil | int -}}

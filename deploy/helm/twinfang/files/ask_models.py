@@ -1,0 +1,52 @@
+"""Asks a release for a completion of each of its models, through its Service as a client does. ``helm test`` runs this.
+
+Environment: ``URL`` of the Service, ``API_KEY`` if the release has keys, ``TIMEOUT_S`` of one request. Ends with 1 if a
+model does not answer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import urllib.error
+import urllib.request
+from typing import Any
+
+URL = os.environ["URL"]
+KEY = os.environ.get("API_KEY", "").strip()
+TIMEOUT_S = float(os.environ["TIMEOUT_S"])
+
+
+def ask(path: str, body: dict[str, Any] | None = None) -> Any:
+    """Return the answer. Raises ``urllib.error.URLError``."""
+    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {KEY}"} if KEY else {})
+    data = None if body is None else json.dumps(body).encode()
+    # Straight to the Service: the cluster's proxy for the internet does not know it.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(urllib.request.Request(URL + path, data, headers), timeout=TIMEOUT_S) as answer:
+        return json.load(answer)
+
+
+def main() -> int:
+    path = "/v1/models"
+    try:
+        names = [model["id"] for model in ask(path)["data"]]
+        path = "/v1/completions"
+        for name in names:
+            answer = ask(path, {"model": name, "prompt": "Hello", "max_tokens": 8})
+            print(f"{name}: {answer['usage']['completion_tokens']} tokens, {answer['choices'][0]['text']!r}")
+    except urllib.error.HTTPError as error:
+        if error.code == 401 and not KEY:
+            print("The routers ask for an API key, as they should. No completion was tried: test.apiKey names none.")
+            return 0
+        print(f"{URL}{path}: {error.code} {error.read().decode(errors='replace')}")
+        return 1
+    except (urllib.error.URLError, TimeoutError) as error:
+        print(f"{URL}{path}: {error}")
+        return 1
+    return 0 if names else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
