@@ -46,7 +46,7 @@ class Release:
         major, minor = version if version >= OLDEST_VERSION else RENDERED_VERSION
         sources = [argument for file in files for argument in ("--values", str(file))]
         command = ["template", self.name, str(CHART), "--namespace", self.namespace]
-        command += ["--kube-version", f"{major}.{minor}", *sources, "--values", "-"]
+        command += ["--kube-version", f"{major}.{minor}", "--skip-tests", *sources, "--values", "-"]
         text = self.helm(*command, stdin=yaml.safe_dump(values or {}))
         return [document for document in yaml.safe_load_all(text) if document]
 
