@@ -15,6 +15,7 @@ from typing import get_args, get_type_hints
 
 import httpx
 import promql_parser as promql
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kv_transfer.leases.source import EndedLease
@@ -36,15 +37,23 @@ from testing.router.scripted_servers import (
     server_stats,
 )
 from testing.router.tokenizers import write_model_dir
+from twinfang.autoscale.metrics import AutoscaleFigures
+from twinfang.autoscale.pool_planner import PoolSize
 from twinfang.stack.ports import free_ports
 from wire.server import GrpcServer
 
 Page = Mapping[str, Mapping[str, frozenset[str]]]
 """Sample names → names of their labels → values of these labels."""
 
-JOBS = ("router", "prefill", "decode")
+JOBS = ("router", "prefill", "decode", "autoscale")
 TARGET_LABELS = frozenset({"job", "instance", "namespace", "release"})
 """Labels that scraping adds (docs/monitoring.md); ``pool`` only for servers."""
+GPU_LABELS = frozenset(
+    {"gpu", "Hostname", "namespace", "pod", "container"}
+    | {f"exported_{name}" for name in ("namespace", "pod", "container")}
+)
+"""Labels of dcgm-exporter's metrics. Those of the pod that has the GPU begin with ``exported_`` unless its
+scrape honors them."""
 STATS = server_stats(
     drafted_by_position=(4, 4),
     accepted_by_position=(3, 1),
@@ -56,7 +65,8 @@ STATS = server_stats(
 async def exported_pages(folder: Path) -> dict[str, Page]:
     """Return the pages by job."""
     server = await _server_page()
-    return {"router": await _router_page(folder), "prefill": server, "decode": server}
+    router, planner = await _router_page(folder), _planner_page()
+    return {"router": router, "prefill": server, "decode": server, "autoscale": planner}
 
 
 async def _router_page(folder: Path) -> Page:
@@ -87,6 +97,15 @@ async def _router_page(folder: Path) -> Page:
         headers = {"Authorization": f"Bearer {key}"}
         (await client.post("/v1/completions", json=body, headers=headers)).raise_for_status()
         return _page((await client.get("/metrics")).text)
+
+
+def _planner_page() -> Page:
+    figures = AutoscaleFigures()
+    for role in ("prefill", "decode"):
+        figures.decided(role, PoolSize(1, 1), 1)
+    registry = CollectorRegistry()
+    registry.register(figures)
+    return _page(generate_latest(registry).decode())
 
 
 async def _server_page() -> Page:
@@ -135,6 +154,10 @@ class Exports:
         exports."""
         matchers = {matcher.name: matcher for matcher in selector.matchers.matchers}
         where = selector.prettify()
+        if is_of_gpus(selector):
+            if unknown := sorted(matchers.keys() - GPU_LABELS):
+                raise LookupError(f"{where}: dcgm-exporter gives no labels {unknown}")
+            return GPU_LABELS
         if "job" not in matchers:
             raise LookupError(
                 f"{where}: no job is named, and routers and servers use one name for one quantity"
@@ -157,7 +180,7 @@ class Exports:
         """Return the labels, with their values if the processes define them."""
         labels: dict[str, frozenset[str]] = dict.fromkeys(TARGET_LABELS, frozenset())
         for job in jobs:
-            if job != "router":
+            if job in ("prefill", "decode"):
                 labels["pool"] = frozenset()
             if name == "up":  # Prometheus' own
                 continue
@@ -166,6 +189,11 @@ class Exports:
             for label, values in self._pages[job][name].items():
                 labels[label] = labels.get(label, frozenset()) | values
         return labels
+
+
+def is_of_gpus(selector: promql.VectorSelector) -> bool:
+    """Return whether the series are dcgm-exporter's, not ours."""
+    return str(selector.name).startswith("DCGM_FI_")
 
 
 def _jobs(matcher: promql.Matcher, where: str) -> list[str]:

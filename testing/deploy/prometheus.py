@@ -86,7 +86,7 @@ def _config(targets: Mapping[str, list[str]]) -> dict[str, Any]:
                 "static_configs": [
                     {
                         "targets": addresses,
-                        "labels": labels | ({} if job == "router" else {"pool": "default"}),
+                        "labels": labels | ({"pool": "default"} if job in ("prefill", "decode") else {}),
                     }
                 ],
             }

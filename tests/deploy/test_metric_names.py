@@ -116,7 +116,7 @@ def test_queries_of_the_documents_select_what_is_exported(exports):
 
 
 def test_the_table_of_metrics_names_the_labels_that_they_have(pages):
-    for heading, job in (("Router", "router"), ("Servers", "decode")):
+    for heading, job in (("Router", "router"), ("Servers", "decode"), ("Autoscale", "autoscale")):
         section = METRICS.read_text(encoding="utf-8").partition(f"## {heading}\n")[2].partition("\n## ")[0]
         rows = re.findall(r"(?m)^\| `(twinfang_\w+)` \| (\w+) \| ([^|]*) \|", section)
         assert rows

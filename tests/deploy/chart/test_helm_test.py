@@ -69,7 +69,9 @@ def test_its_pod_reaches_routers_though_clients_are_named_and_gets_the_key() -> 
     manifests = render(values)
     (pod,) = of_kind(manifests, "Pod").values()
     policies = of_kind(manifests, "NetworkPolicy")
-    let_in = [peer["podSelector"]["matchLabels"] for peer in peers_of_routers(policies) if "podSelector" in peer]
+    let_in = [
+        peer["podSelector"]["matchLabels"] for peer in peers_of_routers(policies) if "podSelector" in peer
+    ]
     assert [labels for labels in let_in if labels.items() <= pod["metadata"]["labels"].items()]
     own = policies["test"]["spec"]
     assert own["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()

@@ -131,7 +131,9 @@ def test_whatever_an_object_refers_to_by_name_is_in_the_release(example: Path | 
 
 
 @by_example
-def test_a_container_that_fails_says_why_and_pods_that_are_not_ready_keep_no_node(example: Path | None) -> None:
+def test_a_container_that_fails_says_why_and_pods_that_are_not_ready_keep_no_node(
+    example: Path | None,
+) -> None:
     manifests = manifests_of(example)
     for maker in pod_makers(manifests).values():
         assert container_of(maker)["terminationMessagePolicy"] == "FallbackToLogsOnError"

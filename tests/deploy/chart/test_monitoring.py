@@ -63,6 +63,18 @@ def test_objectives_come_from_the_values() -> None:
     assert changed["twinfang:tpot_objective:seconds"]["labels"]["le"] == "0.1"
 
 
+def test_a_server_that_loads_raises_no_alert_before_its_pool_gives_it_up() -> None:
+    pools = {
+        "poolDefaults": {"startTimeoutSeconds": 600},
+        "decodePools": {"large": {"startTimeoutSeconds": 7200}},
+    }
+    found = render({"monitoring": {"prometheusRule": {"enabled": True}}} | pools)
+    (spec,) = (manifest["spec"] for manifest in found if manifest["kind"] == "PrometheusRule")
+    by_alert = {rule["alert"]: rule for group in spec["groups"] for rule in group["rules"] if "alert" in rule}
+    assert by_alert["TwinfangServerDoesNotStart"]["for"] == "7800s"
+    assert "starting" not in by_alert["TwinfangServerNotReady"]["expr"]
+
+
 @pytest.mark.parametrize("objective", [{"seconds": "3"}, {"seconds": 2.5}, {"ratio": 99}, {"ratio": 0.9}])
 def test_objectives_that_no_bucket_or_no_alert_knows_are_refused(objective: dict[str, Any]) -> None:
     with pytest.raises(Refusal, match="objectives/ttft"):

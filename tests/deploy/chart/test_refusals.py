@@ -134,7 +134,7 @@ DIRECTORY_IN_IMAGE = {"name": "m", "directory": ".", "volume": {"image": {"refer
         ),
         (
             {name: {"default": {"sharedHost": {"gpus": [0]}}} for name in ("prefillPools", "decodePools")},
-            "prefillPools.default.sharedHost.gpus: decodePools.default uses GPU 0 too; give each pool its own",
+            "prefillPools.default.sharedHost.gpus: decodePools.default uses GPU 0 too; give each pool",
         ),
         (
             {"prefillPools": {"default": {"device": "cpu", "sharedHost": {"gpus": [0]}}}},

@@ -1,7 +1,7 @@
-"""Asks a release for a completion of each of its models, through its Service as a client does. ``helm test`` runs this.
+"""Asks a release for a completion of each of its models, as a client does. ``helm test`` runs this.
 
-Environment: ``URL`` of the Service, ``API_KEY`` if the release has keys, ``TIMEOUT_S`` of one request. Ends with 1 if a
-model does not answer.
+Environment: ``URL`` of the Service, ``API_KEY`` if the release has keys, ``TIMEOUT_S`` of one request. Ends
+with 1 if a model does not answer.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def main() -> int:
             print(f"{name}: {answer['usage']['completion_tokens']} tokens, {answer['choices'][0]['text']!r}")
     except urllib.error.HTTPError as error:
         if error.code == 401 and not KEY:
-            print("The routers ask for an API key, as they should. No completion was tried: test.apiKey names none.")
+            print("The routers ask for an API key, as they should.")
+            print("No completion was tried: test.apiKey names none.")
             return 0
         print(f"{URL}{path}: {error.code} {error.read().decode(errors='replace')}")
         return 1

@@ -42,13 +42,14 @@ dnsPolicy: ClusterFirstWithHostNet
 {{- end -}}
 
 {{/*
-Affinity of a pool's pods to servers of the other role, as a dictionary of lists in YAML. With topologyKey the scheduler
-prefers nodes near them. Pods that share their host have a node each, because they use fixed GPUs of it; decode servers
-among them go only where a prefill server runs. Takes a pool's dictionary.
+Affinity of a pool's pods to servers of their model in the other role, as a dictionary of lists in YAML. With topologyKey
+the scheduler prefers nodes near them. Pods that share their host have a node each, because they use fixed GPUs of it; decode
+servers among them go only where a prefill server runs. Takes a pool's dictionary.
 */}}
 {{- define "twinfang.nearServers" -}}
 {{- $other := include "twinfang.selector" .root | fromYaml -}}
 {{- $_ := set $other "app.kubernetes.io/component" (ternary "decode" "prefill" (eq .role "prefill")) -}}
+{{- $_ := set $other "twinfang.io/model" (include "twinfang.modelLabel" .root) -}}
 {{- $shares := include "twinfang.sharedGpus" . -}}
 {{- if or .pool.topologyKey (and $shares (eq .role "decode")) }}
 podAffinity:
