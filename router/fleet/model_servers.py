@@ -261,6 +261,7 @@ def _chosen(policy: Policy, candidates: Sequence[Server], avoid: Sequence[str], 
                 address,
                 server.assignments.load() if policy.reads_load else Load(),
                 server.assignments.prefixes.cached_tokens(demand) if policy.reads_prefixes else 0,
+                server.location.distance(demand.near),
             )
             for address, server in by_address.items()
         ],

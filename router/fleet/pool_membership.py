@@ -10,6 +10,7 @@ from router.fleet.links.decode_stream import DecodeStream
 from router.fleet.links.server_link import AddedBy, PoolRole
 from router.fleet.links.worker_watch import Worker
 from router.fleet.server_pool import ServerPool
+from router.policies.location import NOWHERE, Location
 from wire.errors import ConflictError
 
 log = logging.getLogger(__name__)
@@ -25,10 +26,12 @@ class Membership:
     def has(self, worker: Worker) -> bool:
         return worker in self._pool.workers()
 
-    def add(self, role: PoolRole, address: str, *, added_by: AddedBy, why: str) -> Worker:
+    def add(
+        self, role: PoolRole, address: str, *, added_by: AddedBy, why: str, location: Location = NOWHERE
+    ) -> Worker:
         """Add a server, which is used as soon as it answers. Raises :class:`ConflictError` if the pool has it
         already."""
-        worker = self._pool.add(role, address, added_by=added_by)
+        worker = self._pool.add(role, address, added_by=added_by, location=location)
         _log(worker, "was added", why)
         return worker
 

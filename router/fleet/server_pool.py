@@ -19,6 +19,7 @@ from router.fleet.links.server_connection import Connection, MayConnect, require
 from router.fleet.links.server_link import ROLES, AddedBy, PoolRole
 from router.fleet.links.worker_watch import Worker, WorkerWatch
 from router.fleet.model_servers import ModelServers
+from router.policies.location import NOWHERE, Location
 from wire.errors import ConfigError, ConflictError, TwinfangError
 from wire.messages.generation import ServerInfo, ServerStats
 
@@ -42,6 +43,7 @@ class _LinkSettings(TypedDict):
     may_connect: MayConnect
     probe_interval_s: float
     added_by: AddedBy
+    location: Location
 
 
 class ServerPool:
@@ -78,7 +80,7 @@ class ServerPool:
 
     # --- members ---------------------------------------------------------------------------------
 
-    def add(self, role: PoolRole, address: str, *, added_by: AddedBy) -> Worker:
+    def add(self, role: PoolRole, address: str, *, added_by: AddedBy, location: Location = NOWHERE) -> Worker:
         """Add a server, which is used as soon as it answers. Raises :class:`ConflictError` if the pool has it
         already."""
         self._require_new(role, address)
@@ -87,6 +89,7 @@ class ServerPool:
             "may_connect": self._may_connect if added_by == "api" else require_nothing,
             "probe_interval_s": self._interval_s,
             "added_by": added_by,
+            "location": location,
         }
         worker: Worker
         if role == "prefill":

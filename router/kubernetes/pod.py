@@ -11,6 +11,7 @@ from typing import Any, Literal
 from router.config import ROLE_LABEL
 from router.fleet.links.server_link import PoolRole
 from router.kubernetes.cluster_error import ClusterError
+from router.policies.location import NOWHERE, Location
 from wire.http.address import host_port
 
 MODEL_LABEL = "twinfang.io/model"
@@ -19,6 +20,12 @@ its model."""
 PORT_LABEL = "twinfang.io/port"
 """The server's gRPC port. For a pod with several servers, a range with one port for each server:
 ``8200-8203``."""
+
+RACK_LABEL = "twinfang.io/rack"
+"""Name of the rack, or of whatever else is within a zone and has a fast network, in which the pod's node
+is."""
+ZONE_LABEL = "topology.kubernetes.io/zone"
+"""Kubernetes' own label of a node's zone. Newer versions give it to pods, too."""
 
 ENDED_PHASES = ("Failed", "Succeeded")
 """In these phases no container of the pod runs, or ever will. Another pod may already have its IP."""
@@ -42,6 +49,7 @@ class PodServer:
     """Whether the pod is being deleted, which nothing can undo."""
     created: str = ""
     """Time of creation in RFC 3339 format, so that sorting the texts sorts the times."""
+    location: Location = NOWHERE
 
     @property
     def key(self) -> tuple[str, str]:
@@ -100,6 +108,8 @@ def offer_of(pod: Mapping[str, Any], served_labels: frozenset[str]) -> PodOffer:
         host = str(ipaddress.ip_address(str(ip)))
     except ValueError:
         return NoServer(uid, name, "unusable", f"its IP {ip!r} is no IP address")
+    node = _mapping(pod.get("spec")).get("nodeName")
+    location = Location(str(node or ""), labels.get(RACK_LABEL, ""), labels.get(ZONE_LABEL, ""))
     return tuple(
         PodServer(
             uid,
@@ -109,6 +119,7 @@ def offer_of(pod: Mapping[str, Any], served_labels: frozenset[str]) -> PodOffer:
             is_ready=_is_ready(status),
             is_terminating=metadata.get("deletionTimestamp") is not None,
             created=str(metadata.get("creationTimestamp") or ""),
+            location=location,
         )
         for port in ports
     )

@@ -94,7 +94,11 @@ class PodWorkers:
     def _add(self, pod: PodServer) -> None:
         try:
             self._workers[pod.key] = self._membership.add(
-                pod.role, pod.address, added_by="discovery", why=f"pod {pod.name} is ready"
+                pod.role,
+                pod.address,
+                added_by="discovery",
+                why=f"pod {pod.name} is ready",
+                location=pod.location,
             )
         except ConflictError as error:
             log.warning("%s of pod %s is left alone: %s", pod.address, pod.name, error.message)

@@ -17,7 +17,12 @@ from router.policies.policy import Candidate, Decision, Demand, Load
 
 class LeastLoaded:
     """Compares, for each server, the queued tokens plus the request's tokens for which no block is free. If
-    these sums are equal, the server with the larger part of its blocks free is chosen."""
+    these sums are equal, the nearer server is chosen; of two equally near ones, the server with the larger
+    part of its blocks free.
+
+    If some servers are nearer than others, one of the nearest is compared as well: otherwise the two that are
+    drawn would rarely be near ones.
+    """
 
     reads_load = True
     reads_prefixes = False
@@ -27,8 +32,22 @@ class LeastLoaded:
 
     def choose(self, candidates: Sequence[Candidate], demand: Demand) -> Decision:
         drawn = self._rng.sample(candidates, min(2, len(candidates)))
+        near = nearest(candidates)
+        if len(near) < len(candidates):
+            drawn.append(self._rng.choice(near))
         num_tokens = len(demand.token_ids)
-        return Decision(min(drawn, key=lambda one: weight(one.load, num_tokens)), "least_loaded")
+
+        def score(one: Candidate) -> tuple[int, int, float]:
+            waiting, fullness = weight(one.load, num_tokens)
+            return waiting, one.distance, fullness
+
+        return Decision(min(drawn, key=score), "least_loaded")
+
+
+def nearest(candidates: Sequence[Candidate]) -> Sequence[Candidate]:
+    """Return the candidates with the smallest distance."""
+    distance = min(one.distance for one in candidates)
+    return [one for one in candidates if one.distance == distance]
 
 
 def weight(load: Load, num_tokens: int) -> tuple[int, float]:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from router.policies.location import NOWHERE, Location
+
 
 @dataclass(frozen=True)
 class Load:
@@ -31,6 +33,8 @@ class Candidate:
     cached_tokens: int = 0
     """The number of tokens at the prompt's beginning for which the server has keys, values and a recurrent
     state."""
+    distance: int = 0
+    """The distance to the server with which this one would exchange the request's state."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,8 @@ class Demand:
     fingerprint: str | None = None
     """The fingerprint of the servers that computed the part of the answer that the client has. Only servers
     with this fingerprint may continue the answer. None: the client has no part of the answer yet."""
+    near: Location = NOWHERE
+    """The location of the server with which the chosen one will exchange the request's state."""
 
 
 @dataclass(frozen=True)

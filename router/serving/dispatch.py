@@ -13,6 +13,7 @@ import random
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 
 from router.fleet.absence import NobodyServesError
 from router.fleet.links.decode_stream import DecodeStream, Receiver
@@ -227,7 +228,8 @@ class Dispatch:
 
     async def _run(self, decode: DecodeStream, fingerprint: str) -> None:
         choice, request_id = self._choice, self._request_id
-        prefill = self._servers.choose_prefill(self._demand, fingerprint, avoid=self._failed_addresses)
+        near = replace(self._demand, near=decode.location)
+        prefill = self._servers.choose_prefill(near, fingerprint, avoid=self._failed_addresses)
         kept = self._pool.conversations
         token_ids = self._token_ids
         resume = None if kept is None else kept.take(token_ids, choice.cache_salt)
@@ -245,8 +247,10 @@ class Dispatch:
 
         def submit(ticket: AnyTicket) -> None:
             # Another decode server can read the state if the chosen one was lost or has begun to drain.
-            is_lost = decode.info is None or decode.drain.is_draining
-            chosen = self._servers.choose_decode(self._demand, fingerprint) if is_lost else decode
+            chosen = decode
+            if decode.info is None or decode.drain.is_draining:
+                near = replace(self._demand, near=prefill.location)
+                chosen = self._servers.choose_decode(near, fingerprint)
             self._submit(chosen, ticket)
             self._lease = (prefill, request_id)
 
@@ -352,9 +356,8 @@ class Dispatch:
         self._servers.ended()
         self._attempt += 1
         try:
-            chosen = self._servers.choose_decode(
-                self._demand, self._fingerprint, avoid=self._failed_addresses
-            )
+            near = replace(self._demand, near=self._stream.location)
+            chosen = self._servers.choose_decode(near, self._fingerprint, avoid=self._failed_addresses)
             self._submit(chosen, ticket)
         except TwinfangError as error:
             self._fail(error)

@@ -20,6 +20,7 @@ from router.fleet.links.server_connection import (
     require_nothing,
 )
 from router.fleet.links.server_link import AddedBy, ServerLink
+from router.policies.location import NOWHERE, Location
 from wire.codec import encode
 from wire.errors import TwinfangError, UnavailableError
 from wire.messages.generation import (
@@ -63,6 +64,7 @@ class DecodeStream(ServerLink):
         may_connect: MayConnect = require_nothing,
         probe_interval_s: float,
         added_by: AddedBy = "flag",
+        location: Location = NOWHERE,
         prefill_addresses: Callable[[ServerInfo], Iterable[str]],
     ) -> None:
         super().__init__(
@@ -72,6 +74,7 @@ class DecodeStream(ServerLink):
             may_connect=may_connect,
             probe_interval_s=probe_interval_s,
             added_by=added_by,
+            location=location,
         )
         self._max_backoff_s = min(RETRY_INTERVAL_S, probe_interval_s)
         self._look_interval_s = min(LOOK_INTERVAL_S, probe_interval_s)

@@ -15,6 +15,7 @@ from router.fleet.links.server_connection import (
     require_nothing,
 )
 from router.fleet.links.server_link import AddedBy, ServerLink
+from router.policies.location import NOWHERE, Location
 from wire.errors import DeadlineError, TwinfangError, UnavailableError
 from wire.messages.generation import PrefillReply, PrefillRequest
 from wire.messages.handoff import Abandon, PartialTicket
@@ -42,6 +43,7 @@ class PrefillClient(ServerLink):
         may_connect: MayConnect = require_nothing,
         probe_interval_s: float,
         added_by: AddedBy = "flag",
+        location: Location = NOWHERE,
         on_appear: Callable[[PrefillClient], None],
     ) -> None:
         super().__init__(
@@ -51,6 +53,7 @@ class PrefillClient(ServerLink):
             may_connect=may_connect,
             probe_interval_s=probe_interval_s,
             added_by=added_by,
+            location=location,
         )
         self._on_appear = on_appear
         self._probe_now = asyncio.Event()

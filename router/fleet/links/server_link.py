@@ -12,6 +12,7 @@ from router.background import OnFatal, cancel_and_wait, start_background
 from router.fleet.links.assignments import Assignments
 from router.fleet.links.server_connection import Connection, MayConnect
 from router.fleet.links.server_drain import ServerDrain
+from router.policies.location import Location
 from wire.messages.generation import ServerInfo, ServerStats
 from wire.messages.handoff import Role
 from wire.messages.prefixes import PrefixNews
@@ -41,9 +42,11 @@ class ServerLink:
         may_connect: MayConnect,
         probe_interval_s: float,
         added_by: AddedBy,
+        location: Location,
     ) -> None:
         self.pool_role = pool_role
         self.address = address
+        self.location = location
         self.added_by = added_by
         self.worker_id = worker_id(pool_role, address)
         self.assignments = Assignments(time.monotonic)

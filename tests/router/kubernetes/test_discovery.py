@@ -14,7 +14,7 @@ from router.config import PodDiscovery
 from testing.command_lines import BY_NAME, parsed
 from testing.conditions import TIMEOUT_S, until
 from testing.deploy.kubernetes_api import NAMESPACE
-from testing.router.scripted_servers import ScriptedDecode, hanging, saying, server_info
+from testing.router.scripted_servers import ScriptedDecode, hanging, saying, server_info, server_stats
 from testing.router.tokenizers import write_model_dir
 from twinfang.stack.ports import free_ports
 from wire.errors import ConfigError
@@ -41,6 +41,38 @@ async def test_a_router_starts_without_servers_and_serves_once_there_are_pods(ma
     await until(lambda: cloud.pool.not_ready_reason() is None)
     assert (await ask(cloud), len(cloud.stack.prefill[0].requests)) == (200, 1)
     assert [worker.added_by for worker in cloud.pool.workers()] == ["discovery"] * 2
+
+
+async def test_a_prompt_is_computed_near_its_decode_server_and_an_answer_moves_to_a_near_one(make_cloud):
+    policies = {"prefill_policy": "prefix_affinity", "decode_policy": "least_loaded"}
+    cloud = await make_cloud(num_prefill=4, num_decode=4, **policies)
+
+    async def lets_go(submit, send):
+        if submit.num_answered:
+            await saying([301])(submit, send)
+            return
+        send(RequestOutput(submit.request_id, (300,)))
+        kept = dataclasses.replace(submit.ticket, address="decode", num_tokens=len(submit.token_ids))
+        send(RequestOutput(submit.request_id, (), finish_reason="moved", ticket=kept))
+
+    zones = {}
+    for server in (*cloud.stack.prefill, *cloud.stack.decode):
+        zones[server.address] = f"z{len(zones) % 2}"
+        labels = {"topology.kubernetes.io/zone": zones[server.address]}
+        server.stats = server_stats(num_blocks=1000, free_blocks=1000)
+        cloud.add(f"pod-{len(zones)}", server, labels=labels)
+    for server in cloud.stack.decode:
+        server.script = lets_go
+    await until(lambda: cloud.in_use() == zones.keys())
+    await until(lambda: all(known.stats for _, _, known in cloud.pool.assignments()))  # equally idle
+    for _ in range(12):
+        assert await ask(cloud) == 200
+    where = {}
+    for server in (*cloud.stack.prefill, *cloud.stack.decode):
+        for request in server.requests if server in cloud.stack.prefill else server.submitted:
+            where.setdefault(request.request_id.partition("~")[0], []).append(zones[server.address])
+    assert {len(one) for one in where.values()} == {3}, "computed, begun, moved"
+    assert {tuple(set(one)) for one in where.values()} == {("z0",), ("z1",)}
 
 
 async def test_pods_that_were_there_before_the_router_are_found(make_cloud):

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from router.config import PodDiscovery, check_address
 from router.kubernetes.cluster_error import ClusterError
 from router.kubernetes.pod import NoServer, PodServer, claimants, label_value, offer_of
+from router.policies.location import NOWHERE, Location
 from testing.deploy.kubernetes_api import KubernetesApi
 from wire.errors import ConfigError
 
@@ -42,6 +43,14 @@ def test_a_ready_pod_offers_its_server():
         is_terminating=False,
         created=pod["metadata"]["creationTimestamp"],
     )
+
+
+def test_a_pod_says_where_it_runs():
+    labels = {"twinfang.io/rack": "r1", "topology.kubernetes.io/zone": "z1"}
+    pod = pod_of(labels=labels)
+    pod["spec"]["nodeName"] = "n1"
+    assert server_of(pod).location == Location("n1", "r1", "z1")
+    assert server_of(pod_of()).location == NOWHERE
 
 
 def test_readiness_and_the_end_are_seen():

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from statistics import quantiles
 
 import pytest
 
 from router.policies.least_loaded import LeastLoaded, weight
+from router.policies.location import NOWHERE, Location
 from router.policies.policy import Candidate, Decision, Demand, Load
+from router.policies.prefix_affinity import PrefixAffinity
 from router.policies.round_robin import RoundRobin
 from testing.simulation.policies import SimulatedServer, Simulation
 
@@ -125,3 +128,39 @@ def test_servers_that_are_equal_share_evenly():
 
 def test_a_single_server_is_chosen():
     assert choice(Load(10_000, -5, 10)) == 0
+
+
+FAR, NEAR = 3, 1
+
+
+def chosen_of(policy, candidates, times=200):
+    decisions = (policy.choose(candidates, Demand((0,) * 100)) for _ in range(times))
+    return Counter(decision.candidate.address for decision in decisions)
+
+
+@pytest.mark.parametrize("make_policy", [LeastLoaded, PrefixAffinity])
+def test_a_near_server_is_taken_while_no_more_waits_there(make_policy):
+    idle, emptier = Load(0, 500, 1000), Load(0, 900, 1000)
+    far = [Candidate(f"far-{i}", emptier, distance=FAR) for i in range(10)]
+    near = [Candidate(f"near-{i}", idle, distance=NEAR) for i in range(2)]
+    taken = chosen_of(make_policy(random.Random(0)), [*far, *near])
+    assert set(taken) == {"near-0", "near-1"}, "however many others there are"
+    assert min(taken.values()) > 60, "and evenly"
+    busy = [Candidate(one.address, Load(1, 900, 1000), distance=NEAR) for one in near]
+    taken = chosen_of(make_policy(random.Random(0)), [*far, *busy])
+    assert sum(n for address, n in taken.items() if address.startswith("near")) < 20, "only if both drawn are"
+
+
+def test_what_is_cached_counts_before_the_distance_and_then_the_distance_counts():
+    policy, load = PrefixAffinity(random.Random(0)), Load(0, 1000, 1000)
+    cold = [Candidate(f"cold-{i}", load, 0, NEAR) for i in range(5)]
+    holders = [Candidate("far", load, 64, FAR), Candidate("near", load, 64, NEAR + 1)]
+    assert set(chosen_of(policy, [*cold, *holders])) == {"near"}
+
+
+def test_locations_share_a_node_a_rack_a_zone_or_nothing_that_is_known():
+    here = Location("n1", "r1", "z1")
+    others = [here, Location("n2", "r1", "z1"), Location("n3", "r2", "z1"), Location("n4", "r3", "z2")]
+    assert [here.distance(other) for other in others] == [0, 1, 2, 3]
+    assert NOWHERE.distance(NOWHERE) == here.distance(NOWHERE) == 3
+    assert Location(zone="z1").distance(here) == 2
