@@ -3,6 +3,8 @@
 import contextlib
 import itertools
 import math
+import subprocess
+import sys
 import threading
 
 import httpx
@@ -14,13 +16,14 @@ from testing.deploy.expressions import defined, parse, selectors
 from testing.deploy.observability import VARIABLES, queries, rules
 from testing.deploy.prometheus import running_prometheus
 from testing.fleets.stack import running_stack
+from twinfang.stack.ports import LOOPBACK, free_ports
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(600)]
 
 NUM_CLIENTS = 4
 NUM_REQUESTS = 60
 """Answered before anything is looked at."""
-JOBS = ("prefill", "decode", "router")
+JOBS = ("prefill", "decode", "router", "autoscale")
 
 
 class Load:
@@ -62,14 +65,29 @@ def stack():
 
 
 @pytest.fixture(scope="module")
-def prometheus(stack, tmp_path_factory):
+def planner(stack, tmp_path_factory):
+    """The address of a planner's metrics."""
+    (port,) = free_ports(1)
+    command = [sys.executable, "-m", "twinfang", "autoscale", "--metrics-port", str(port)]
+    for process in stack.processes().values():
+        command += [f"--{process.name.partition('-')[0]}-metrics", process.metrics_url]
+    with (tmp_path_factory.mktemp("planner") / "log").open("wb") as log:
+        running = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+    yield f"{LOOPBACK}:{port}"
+    running.terminate()
+    running.wait(TIMEOUT_S)
+
+
+@pytest.fixture(scope="module")
+def prometheus(stack, planner, tmp_path_factory):
     targets = {job: [] for job in JOBS}
+    targets["autoscale"].append(planner)
     for process in stack.processes().values():
         address = httpx.URL(process.metrics_url).netloc.decode()
         targets[process.name.partition("-")[0]].append(address)
-    assert [len(targets[job]) for job in JOBS] == [2, 2, 1]
+    assert [len(targets[job]) for job in JOBS] == [2, 2, 1, 1]
     with running_prometheus(tmp_path_factory.mktemp("prometheus"), targets) as running:
-        wait_until(lambda: running.targets_up() == 5, "all processes are scraped", TIMEOUT_S)
+        wait_until(lambda: running.targets_up() == 6, "all processes are scraped", TIMEOUT_S)
         yield running
 
 

@@ -17,7 +17,7 @@ SCALED = {
     "prefillPools": {"default": {"autoscaling": {"enabled": True}}},
     "decodePools": {"default": {"autoscaling": {"enabled": True}}},
 }
-CUSTOM_RESOURCES = {"ServiceMonitor", "PrometheusRule", "ScaledObject", "HTTPRoute"}
+CUSTOM_RESOURCES = {"ServiceMonitor", "PodMonitor", "PrometheusRule", "ScaledObject", "HTTPRoute"}
 """Of operators that are not installed here."""
 UNKNOWN_TO_1_20 = {
     *("startupProbe.grpc", "readinessProbe.grpc"),  # 1.24

@@ -42,6 +42,8 @@ class Pool:
     target: ScaleTarget | None
     history: PoolHistory
     num_serving: int = 0
+    unread: tuple[str, ...] = ()
+    """The addresses at which no page could be read in the last look: those of servers and of routers."""
     said: tuple[str, int, int] | str = ""
     """The subject of the last line that was printed. The next line is printed only if the subject changes,
     not if only the measured values in the line change."""
@@ -57,7 +59,7 @@ class Autoscaler:
         say: Callable[[str], None] = print,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.figures = AutoscaleFigures()
+        self.figures = AutoscaleFigures(clock)
         self._config = config
         self._say = say
         self._clock = clock
@@ -105,6 +107,7 @@ class Autoscaler:
         self.routers.take(_read_of(routers))
         for pool, found in ((self.prefill, prefill), (self.decode, decode)):
             pages = _read_of(found)
+            pool.unread = tuple(one.address for one in (*routers, *found) if isinstance(one, Unread))
             pool.window.take(pages)
             pool.num_serving = sum(bool(page.sum("twinfang_server_state", state="serving")) for page in pages)
         return bool(self.routers.changes())
@@ -122,7 +125,7 @@ class Autoscaler:
         load, goals = prefill_reading(self.prefill.window), self._config.objectives
         if routers is None or not load.num_servers:
             return None
-        return _needs(lambda growth: prefill_need(load, routers, goals, growth=growth))
+        return _needs(lambda growth: prefill_need(load, routers, goals, growth=growth), self.prefill.unread)
 
     def _decode_needs(self, routers: RouterReading | None, now_s: float) -> Needs | None:
         load, goals = decode_reading(self.decode.window), self._config.objectives
@@ -134,7 +137,9 @@ class Autoscaler:
         while self._tpot_seen and self._tpot_seen[0][0] < now_s - TPOT_MEMORY_S:
             self._tpot_seen.popleft()
         seen = [point for _, point in self._tpot_seen]
-        return _needs(lambda growth: decode_need(load, routers, goals, seen, growth=growth))
+        return _needs(
+            lambda growth: decode_need(load, routers, goals, seen, growth=growth), self.decode.unread
+        )
 
     async def _plan(self, pool: Pool, needs: Needs | None, now_s: float) -> None:
         role = pool.source.role
@@ -158,6 +163,8 @@ class Autoscaler:
             cause = decision.why if decision.kind == "unknown" else decision.kind
             about = (cause, size.wanted, decision.num_servers)
             self._tell(pool, about, _line(role, size, decision, will_apply=self._config.applies))
+            if needs is not None:
+                self.figures.planned(role)
         except ClusterError as error:
             self.figures.failures[role] += 1
             self._tell(pool, error.cause, f"{role} stays: {error.message}")
@@ -168,9 +175,9 @@ class Autoscaler:
             self._say(line)
 
 
-def _needs(need: Callable[[float], Need]) -> Needs:
+def _needs(need: Callable[[float], Need], unread: Iterable[str]) -> Needs:
     now = need(1.0)
-    return Needs(now.num_servers, need(SLACK).num_servers, now.why)
+    return Needs(now.num_servers, need(SLACK).num_servers, now.why, ", ".join(unread))
 
 
 def _line(role: str, size: PoolSize, decision: Decision, *, will_apply: bool) -> str:

@@ -4,6 +4,7 @@
 |---|---|
 | fewer than are needed | grows at once, at most to double its size, and pauses |
 | more than are needed with slack, for a while | shrinks to the maximum number needed in that time |
+| some of which can't be read | does not shrink |
 | a number between these two | stays |
 
 ``Needs.now`` is the number for the present load, ``Needs.slack`` the number for a load that is a quarter
@@ -49,6 +50,8 @@ class Needs:
     now: int
     slack: int
     why: str
+    unread: str = ""
+    """The processes whose load is missing from these numbers. Empty if all could be read."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ class PoolHistory:
     change."""
 
 
-Kind = Literal["grows", "shrinks", "fits", "waits", "unknown"]
+Kind = Literal["grows", "shrinks", "fits", "waits", "partial", "unknown"]
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,9 @@ def decide(
     if needs is None:
         return Decision("unknown", size.wanted, "its servers have no figures yet"), history
     up, down = limits.within(needs.now), limits.within(needs.slack)
+    if needs.unread and up <= size.wanted:
+        why = f"{needs.why}; that is not the whole load, as {needs.unread} can't be read"
+        return Decision("partial", size.wanted, why), history
     history = _looked(history, now_s, down, pace.down_after_s)
     if up > size.wanted:
         return _grown(now_s, size, up, needs.why, pace, history)

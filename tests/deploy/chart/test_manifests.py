@@ -25,7 +25,14 @@ from testing.deploy.helm import (
     run_helm,
 )
 
-CUSTOM_RESOURCES = {"ServiceMonitor", "PrometheusRule", "ScaledObject", "HTTPRoute", "LeaderWorkerSet"}
+CUSTOM_RESOURCES = {
+    "ServiceMonitor",
+    "PodMonitor",
+    "PrometheusRule",
+    "ScaledObject",
+    "HTTPRoute",
+    "LeaderWorkerSet",
+}
 
 by_example = pytest.mark.parametrize("example", [None, *EXAMPLES], ids=lambda e: e.stem if e else "defaults")
 

@@ -150,6 +150,35 @@ async def test_pages_that_can_not_be_read_change_nothing(make_fleet, pages):
     assert f"no router's metrics can be read ({where}: it answers 503)" in fleet.said[-1]
 
 
+async def test_a_pool_does_not_shrink_while_the_page_of_one_of_its_servers_is_lost(make_fleet, pages):
+    fleet = make_fleet()
+    urls = (fleet.decode.url, "http://127.0.0.1:1/metrics")
+    fleet = make_fleet(decode=PoolSource("decode", urls, PoolLimits(1, 8), "dec"))
+    fleet.api.replicas["dec"] = 2
+    await fleet.look(10)
+    assert fleet.api.replicas == {"pre": 1, "dec": 2}
+    (said,) = [line for line in fleet.said if "not the whole load" in line]
+    assert said.startswith("decode stays at 2: ")
+    assert "127.0.0.1:1/metrics can't be read" in said
+
+
+async def test_metrics_tell_for_how_long_a_pool_was_not_planned(make_fleet, pages):
+    def ages():
+        (age,) = [m for m in fleet.planner.figures.collect() if m.name.endswith("_plan_age_seconds")]
+        return {sample.labels["role"]: sample.value for sample in age.samples}
+
+    fleet = make_fleet()
+    await fleet.look(2)
+    assert ages() == {"prefill": 0.0, "decode": 0.0}
+    pages.are_shown = False
+    await fleet.look(4)
+    assert ages() == {"prefill": 4 * LOOK_S, "decode": 4 * LOOK_S}
+    pages.are_shown = True
+    fleet.api.forbidden = {"get"}
+    await fleet.look(2)
+    assert ages() == {"prefill": 6 * LOOK_S, "decode": 6 * LOOK_S}, "whose size can't be read"
+
+
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1/metrics", "http://nobody:8000/metrics"])
 async def test_a_router_that_can_not_be_reached_is_named_with_a_remedy_at_once(make_fleet, monkeypatch, url):
     def look_up(host, *place, **fields):

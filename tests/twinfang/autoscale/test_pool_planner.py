@@ -1,5 +1,6 @@
 """Sizes follow needs: within limits, not to and fro, not before the last change is seen to work."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 from hypothesis import given
@@ -53,6 +54,20 @@ def test_a_load_that_does_not_change_moves_a_pool_one_way_and_to_where_it_is_eno
     assert LIMITS.within(one.now) <= found[-1]
     assert found[-1] <= max(start, LIMITS.within(one.now))
     assert found[-1] <= max(LIMITS.within(one.slack), LIMITS.within(one.now))
+
+
+@given(st.lists(NEEDS, min_size=40, max_size=80), st.integers(5, 20))
+def test_a_pool_of_which_a_part_can_not_be_read_grows_but_never_shrinks(needs, start):
+    partial = [replace(one, unread="10.0.0.7:18200") for one in needs]
+    found = sizes(partial, start=start)
+    assert found == sorted(found)
+    assert found[0] >= start
+    assert found[-1] >= min(20, max(one.now for one in needs[-1:]))
+
+
+def test_what_was_needed_while_a_part_could_not_be_read_is_no_reason_to_shrink():
+    whole, partial = need(6), replace(need(2), unread="10.0.0.7:18200")
+    assert sizes([whole] * 30 + [partial] * 60 + [whole] * 10, start=6) == [6] * 100
 
 
 @given(st.lists(NEEDS, min_size=2, max_size=60), st.integers(0, 4))

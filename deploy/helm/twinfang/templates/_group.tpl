@@ -109,8 +109,8 @@ metadata:
     leaderworkerset.sigs.k8s.io/exclusive-topology: {{ . | quote }}
   {{- end }}
 spec:
-  {{- if not .pool.autoscaling.enabled }}
-  replicas: {{ .pool.replicas }}
+  {{- with include "twinfang.replicas" . }}
+  {{ . }}
   {{- end }}
   # A leader becomes ready only with its workers.
   startupPolicy: LeaderCreated

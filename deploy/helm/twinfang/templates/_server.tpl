@@ -286,8 +286,8 @@ metadata:
   namespace: {{ .root.Release.Namespace }}
   labels: {{- include "twinfang.workloadLabels" . | nindent 4 }}
 spec:
-  {{- if not (or .pool.autoscaling.enabled (and .root.Values.autoscale.enabled .root.Values.autoscale.apply)) }}
-  replicas: {{ .pool.replicas }}
+  {{- with include "twinfang.replicas" . }}
+  {{ . }}
   {{- end }}
   strategy: {{- include "twinfang.strategy" .pool.strategy | nindent 4 }}
   # Loading a large model takes longer than the default of ten minutes.
