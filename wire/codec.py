@@ -22,7 +22,7 @@ from typing import Any, Literal, TypeVar, dataclass_transform
 
 import msgpack
 
-from wire.errors import WireError
+from wire.errors import ProtocolVersionError, WireError
 
 PROTOCOL_VERSION = 5
 """Increased whenever a message changes in a way that an older peer would misread."""
@@ -76,7 +76,7 @@ def decode(data: bytes, *expected: type[T]) -> T:
         raise WireError(f"expected {names}, got msgpack without the envelope [version, name, fields]")
     version, name, fields = envelope
     if type(version) is not int or version != PROTOCOL_VERSION:
-        raise WireError(
+        raise ProtocolVersionError(
             f"the peer speaks protocol version {brief(version)}, this process {PROTOCOL_VERSION}: "
             "run the same Twinfang release on both sides"
         )

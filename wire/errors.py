@@ -240,6 +240,10 @@ class WireError(TwinfangError):
     told_clients = "a message between servers could not be read; send the request again"
 
 
+class ProtocolVersionError(WireError):
+    """A message from another process has another protocol version: that process is of another release."""
+
+
 class TransferError(TwinfangError):
     """State could not be moved between two servers."""
 

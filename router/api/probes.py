@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from router.fleet.absence import Absence
 from router.http.openai_errors import error_response
 from router.observe.sibling_metrics import PATH_OF_ONE, merged, metrics_of_siblings
 from router.serving.services import Services, services_of
@@ -21,6 +22,11 @@ PROBE_PATHS = ("/healthz", "/readyz", "/metrics", "/health", "/ping", "/version"
 OPEN_PATHS = frozenset({*PROBE_PATHS, PATH_OF_ONE})
 """Paths that need no API key: probes and scrapers have none."""
 VERSION = importlib.metadata.version("twinfang")
+OTHER_RELEASE = Absence(
+    "most decode servers are of another release",
+    "most decode servers speak another protocol version: routers of their release serve until half of the "
+    "servers are of this one",
+)
 
 
 @router.get("/healthz")
@@ -88,8 +94,10 @@ def _readiness(services: Services, status: str) -> JSONResponse:
     if services.drain.has_begun:
         return error_response(UnavailableError.told("this router is about to stop"))
     absence = services.absence
+    if absence is None and services.leaves_requests_to_another_release:
+        absence = OTHER_RELEASE
     services.absence_log.saw(absence)
-    if services.has_short_absence or absence is None:
+    if absence is None or (absence is not OTHER_RELEASE and services.has_short_absence):
         return JSONResponse({"status": status})
     return error_response(absence.error())
 

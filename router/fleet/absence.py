@@ -32,10 +32,12 @@ class AbsenceLog:
     """Logs why a router is not ready. The same reason is logged only once."""
 
     def __init__(self) -> None:
+        self.has_been_ready = False
         self._last: str | None = None
 
     def saw(self, absence: Absence | None) -> None:
         detail = None if absence is None else absence.detail
+        self.has_been_ready = self.has_been_ready or absence is None
         if detail == self._last:
             return
         self._last = detail

@@ -191,6 +191,13 @@ class ServerPool:
             reasons.append(reason)
         return Absence("; ".join(one.missing for one in reasons), "; ".join(one.detail for one in reasons))
 
+    @property
+    def is_outnumbered(self) -> bool:
+        """Whether more decode servers serve routers of another release than serve this router."""
+        taking = [stream for stream in self._decode if not stream.drain.is_draining]
+        others = sum(stream.serves_other_release for stream in taking)
+        return others > sum(stream.info is not None for stream in taking)
+
     def num_connected(self) -> dict[str, int]:
         """Return how many servers are in use, for each role that servers are configured for."""
         return {

@@ -59,6 +59,13 @@ class Services:
         return replace(absence, detail=f"{absence.detail}; pods can't be followed: {self.pods.problem}")
 
     @property
+    def leaves_requests_to_another_release(self) -> bool:
+        """Whether this router, which has not been ready yet, should stay unready because most decode servers
+        speak another protocol version. Such a router has come in the midst of a rollout: once it is ready, a
+        router of the other release ends, and that router's servers are of no more use."""
+        return self.pods is not None and not self.absence_log.has_been_ready and self.pool.is_outnumbered
+
+    @property
     def has_short_absence(self) -> bool:
         """Whether, for at least one model, requests are served now or wait for servers that may be back soon.
         If so, clients should stay with this router."""

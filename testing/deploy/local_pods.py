@@ -12,6 +12,7 @@ import asyncio
 import os
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from shlex import quote
@@ -30,6 +31,8 @@ PROBE_INTERVAL_S = 0.2
 """The manifest's period is not used: it decides how soon a cluster notices, not whether things can go
 wrong."""
 START_DEADLINE_S = 120.0
+ROLL_OUT_DEADLINE_S = 600.0
+"""New routers become ready only with the servers of their release."""
 SERVICE_LAG_S = 1.0
 """Time during which a Service still sends new connections to a pod that is being deleted."""
 
@@ -73,18 +76,25 @@ class Node:
     kubeconfig: Path
     volumes: dict[str, Path] = field(default_factory=dict)
     """Local folders in place of mounted volumes, by mount path."""
+    programs: dict[str, str] = field(default_factory=dict)
+    """Modules that run in place of ``twinfang``, by the tag of the image."""
     pods: list[Pod] = field(default_factory=list)
     num_started: int = 0
 
     def of(self, deployment: Manifest) -> list[Pod]:
         return [pod for pod in self.pods if pod.deployment is deployment]
 
-    async def start(self, deployment: Manifest) -> Pod:
+    async def start(self, deployment: Manifest, *, deadline_s: float = START_DEADLINE_S) -> Pod:
         """Start a pod and return it once it is ready."""
         name = f"{deployment['metadata']['name']}-{self.num_started + 1}"
         pod = await self._launch(name, deployment, {})
-        await self._until_ready(pod)
+        await self._until_ready(pod, deadline_s)
         return pod
+
+    async def start_all(self, deployments: Iterable[Manifest]) -> None:
+        """Start all pods of the Deployments."""
+        replicas = [one for one in deployments for _ in range(one["spec"]["replicas"])]
+        await asyncio.gather(*map(self.start, replicas))
 
     async def start_group(self, group: Manifest) -> list[Pod]:
         """Start the first group of a LeaderWorkerSet, leader first, and return its pods once all are ready.
@@ -94,7 +104,7 @@ class Node:
             maker = {**group, "spec": {"template": template}}
             pods.append(await self._launch(name, maker, variables | {"LWS_LEADER_ADDRESS": leader_ip}))
         for pod in pods:
-            await self._until_ready(pod)
+            await self._until_ready(pod, START_DEADLINE_S)
         return pods
 
     async def _launch(self, name: str, deployment: Manifest, variables: dict[str, str]) -> Pod:
@@ -107,7 +117,7 @@ class Node:
             arguments += ["--kubeconfig", str(self.kubeconfig)]  # instead of a mounted token
         with log.open("ab") as output:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "twinfang", *arguments),
+                *(sys.executable, "-m", self._program(container), *arguments),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=asyncio.subprocess.STDOUT,
@@ -121,6 +131,9 @@ class Node:
         for label in {"twinfang.io/role", "twinfang.io/port"} - set(labels):
             self.api.set_label(name, label, None)
         return pod
+
+    def _program(self, container: Manifest) -> str:
+        return self.programs.get(str(container["image"]).rpartition(":")[2], "twinfang")
 
     def _mounted(self, argument: str) -> str:
         for path, folder in self.volumes.items():
@@ -152,13 +165,30 @@ class Node:
         assert pod.process.returncode == 0, f"{pod.name} ended with {pod.process.returncode}: {_tail(pod)}"
         await self._forget(pod)
 
-    async def restart(self, deployment: Manifest) -> None:
-        """``kubectl rollout restart`` with the manifest's ``maxSurge: 1, maxUnavailable: 0``."""
-        strategy = deployment["spec"]["strategy"]["rollingUpdate"]
-        assert (strategy["maxSurge"], strategy["maxUnavailable"]) == (1, 0)
-        for old in self.of(deployment):
-            await self.start(deployment)
-            await self.stop(old)
+    async def roll_out(self, old: Manifest, new: Manifest, *, load_s: float = 0.0) -> None:
+        """Replace the pods of a Deployment by those of its next version, as the next version's strategy says.
+
+        ``maxSurge`` new pods start at a time. An old pod is deleted once a new one has been ready for
+        ``minReadySeconds``, and the next new pod does not wait for its end. New pods take ``load_s`` longer
+        to start than they would.
+        """
+        spec, outdated = new["spec"], self.of(old)
+        strategy = spec["strategy"]["rollingUpdate"]
+        assert strategy["maxUnavailable"] == 0
+        surge = len(outdated) if strategy["maxSurge"] == "100%" else int(strategy["maxSurge"])
+
+        async with asyncio.TaskGroup() as tasks:
+
+            async def replace_one_by_one() -> None:
+                while outdated:
+                    leaving = outdated.pop()
+                    await asyncio.sleep(load_s)
+                    await self.start(new, deadline_s=ROLL_OUT_DEADLINE_S)
+                    await asyncio.sleep(spec.get("minReadySeconds", 0))
+                    tasks.create_task(self.stop(leaving))
+
+            for _ in range(surge):
+                tasks.create_task(replace_one_by_one())
 
     async def close(self) -> None:
         for pod in list(self.pods):
@@ -176,10 +206,11 @@ class Node:
 
     async def _pre_stop(self, pod: Pod, grace_s: float) -> None:
         command = [_in_pod(word, pod.ip) for word in pod.container["lifecycle"]["preStop"]["exec"]["command"]]
+        program = self._program(pod.container)
         if command[0] == "twinfang":
-            command[:1] = [sys.executable, "-m", "twinfang"]
+            command[:1] = [sys.executable, "-m", program]
         elif command[0] == "sh":
-            command[-1] = command[-1].replace("exec twinfang", f"exec {quote(sys.executable)} -m twinfang")
+            command[-1] = command[-1].replace("exec twinfang", f"exec {quote(sys.executable)} -m {program}")
         with pod.log.open("ab") as output:
             hook = await asyncio.create_subprocess_exec(
                 *command, stdout=output, stderr=output, env=os.environ | pod.variables
@@ -187,13 +218,13 @@ class Node:
         code = await asyncio.wait_for(hook.wait(), grace_s)
         assert code == 0, f"preStop of {pod.name} ended with {code}: {_tail(pod)}"
 
-    async def _until_ready(self, pod: Pod) -> None:
+    async def _until_ready(self, pod: Pod, deadline_s: float) -> None:
         async def is_ready() -> bool:
             assert pod.process.returncode is None, f"{pod.name} ended: {_tail(pod)}"
             return await _answers(pod)
 
         what = f"{pod.name} is ready; its log: {pod.log}"
-        await until(is_ready, what, timeout_s=START_DEADLINE_S, interval_s=PROBE_INTERVAL_S)
+        await until(is_ready, what, timeout_s=deadline_s, interval_s=PROBE_INTERVAL_S)
         self._set_ready(pod, True)
         pod.probing = asyncio.create_task(self._keep_probing(pod))
 

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 
-from wire.errors import ConfigError, DeadlineError, TwinfangError
+from wire.errors import ConfigError, DeadlineError, ProtocolVersionError, TwinfangError
 from wire.health import watch_health
 from wire.messages.generation import Describe, GetStats, ServerInfo, ServerStats
 from wire.messages.handoff import Role
@@ -60,6 +60,8 @@ class Connection:
         """Why the router does not want to use the server now. Empty if it wants to."""
         self.last_info: ServerInfo | None = None
         """What the server said of itself when it last answered."""
+        self.speaks_other_protocol = False
+        """Whether the server answered in another protocol version when it was last asked who it is."""
         self._num_heard = 0
         """How often the server has sent something so far."""
         self._problem: str = "not reached yet"
@@ -114,7 +116,12 @@ class Connection:
 
     async def _ask_who(self) -> ServerInfo:
         """Return what the server says of itself. Raises what :meth:`examine` raises."""
-        info = await self.examine(DESCRIBE_TIMEOUT_S)
+        try:
+            info = await self.examine(DESCRIBE_TIMEOUT_S)
+        except ProtocolVersionError:
+            self.speaks_other_protocol = True
+            raise
+        self.speaks_other_protocol = False
         self.succeeded()
         self.last_info = info
         return info

@@ -79,6 +79,11 @@ class ServerLink:
         return self._info is not None
 
     @property
+    def serves_other_release(self) -> bool:
+        """Whether the server takes requests, but only from routers of another release."""
+        return self._connection.is_usable and self._connection.speaks_other_protocol
+
+    @property
     def problem(self) -> str:
         return self._connection.problem
 

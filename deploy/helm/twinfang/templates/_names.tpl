@@ -20,10 +20,9 @@ app.kubernetes.io/name: twinfang
 app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
-{{/* Labels of every pod. They don't contain the chart's version, so a new chart version alone restarts no pod. */}}
+{{/* Labels of every pod. They contain no version, so a new version of the chart or of the application alone restarts no pod. */}}
 {{- define "twinfang.podLabels" -}}
 {{ include "twinfang.selector" . }}
-app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 app.kubernetes.io/part-of: twinfang
 {{- end -}}
@@ -31,6 +30,7 @@ app.kubernetes.io/part-of: twinfang
 {{/* Labels of every other object. */}}
 {{- define "twinfang.labels" -}}
 {{ include "twinfang.podLabels" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 

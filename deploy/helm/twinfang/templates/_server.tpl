@@ -74,6 +74,13 @@ twinfang.io/port: {{ include "twinfang.serverPorts" . | quote }}
 - {{ printf "--otlp-endpoint=%s" . | quote }}
 {{- end }}
 {{- include "twinfang.flags" .pool.flags }}
+{{- if eq .role "decode" }}
+{{- $flags := .pool.flags | default dict }}
+{{- if not (or (hasKey $flags "local-prefill") (eq (get $flags "role") "both")) }}
+# Prefill and decode pools roll out separately, so an old decode server may find only new prefill servers, and the other way round.
+- --local-prefill
+{{- end }}
+{{- end }}
 {{- end -}}
 
 {{- define "twinfang.serverEnvironment" -}}
@@ -290,6 +297,8 @@ spec:
   {{ . }}
   {{- end }}
   strategy: {{- include "twinfang.strategy" .pool.strategy | nindent 4 }}
+  # Routers that can talk only to new servers take over in this time, before the last old server ends.
+  minReadySeconds: 30
   # Loading a large model takes longer than the default of ten minutes.
   progressDeadlineSeconds: {{ add .pool.startTimeoutSeconds 600 }}
   selector:
