@@ -30,7 +30,7 @@ from testing.deploy.leader_worker_sets import pods_of
 PROBE_INTERVAL_S = 0.2
 """The manifest's period is not used: it decides how soon a cluster notices, not whether things can go
 wrong."""
-START_DEADLINE_S = 120.0
+START_DEADLINE_S = 300.0
 ROLL_OUT_DEADLINE_S = 600.0
 """New routers become ready only with the servers of their release."""
 SERVICE_LAG_S = 1.0
