@@ -30,6 +30,8 @@ from testing.deploy.leader_worker_sets import pods_of
 PROBE_INTERVAL_S = 0.2
 """The manifest's period is not used: it decides how soon a cluster notices, not whether things can go
 wrong."""
+PROBE_TIMEOUT_S = 30.0
+"""The manifest's timeout is not used either: here, many pods share few cores."""
 START_DEADLINE_S = 300.0
 ROLL_OUT_DEADLINE_S = 600.0
 """New routers become ready only with the servers of their release."""
@@ -229,9 +231,13 @@ class Node:
         pod.probing = asyncio.create_task(self._keep_probing(pod))
 
     async def _keep_probing(self, pod: Pod) -> None:
+        probe = pod.container.get("readinessProbe", {})
+        num_failures = 0
         while True:
             await asyncio.sleep(PROBE_INTERVAL_S)
-            self._set_ready(pod, await _answers(pod))
+            num_failures = 0 if await _answers(pod) else num_failures + 1
+            if num_failures in (0, probe.get("failureThreshold", 1)):
+                self._set_ready(pod, num_failures == 0)
 
     def _set_ready(self, pod: Pod, is_ready: bool) -> None:
         if is_ready != pod.is_ready:
@@ -264,14 +270,14 @@ async def _serves(address: str) -> bool:
     async with grpc.aio.insecure_channel(address) as channel:
         try:
             stub = health_pb2_grpc.HealthStub(channel)
-            answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=5.0)
+            answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=PROBE_TIMEOUT_S)
         except grpc.aio.AioRpcError:
             return False
     return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
 
 async def _is_ok(url: str) -> bool:
-    async with httpx.AsyncClient(timeout=5.0) as client:
+    async with httpx.AsyncClient(timeout=PROBE_TIMEOUT_S) as client:
         try:
             return (await client.get(url)).status_code == 200
         except httpx.HTTPError:

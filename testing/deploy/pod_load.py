@@ -15,6 +15,7 @@ from testing.deploy.local_pods import Node
 
 PROMPTS = [f'def function_{i}(items, limit={i}):\n    """' for i in range(6)]
 ANSWER_DEADLINE_S = 120.0
+RETRY_PAUSE_S = 0.2
 
 
 @dataclass
@@ -61,6 +62,7 @@ class PodLoad:
                 self.answers[prompt][await self._ask(prompt)] += 1
             except (httpx.HTTPError, AssertionError) as error:
                 self.failures.append(f"{type(error).__name__}: {error}")
+                await asyncio.sleep(RETRY_PAUSE_S)  # lets probes run, if no router was ready
 
     async def _ask(self, prompt: str) -> str:
         routers = [pod for router in self.routers for pod in self.node.of(router) if pod.takes_requests]

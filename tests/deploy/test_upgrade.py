@@ -19,7 +19,7 @@ from testing.deploy.pod_load import PodLoad
 pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(1200)]
 
 MODEL = "demo"
-SLOW_S = 20.0
+SLOW_S = 10.0
 """How much longer the pods of the slow role take to load."""
 PROGRAMS = {"next": "testing.deploy.next_release"}
 OTHER_WEIGHTS: Manifest = {"model": {"directory": "b"}}
@@ -77,7 +77,7 @@ async def test_an_upgrade_and_its_rollback_always_leave_servers_that_fit(
         node = Node(api, tmp_path, kubeconfig, volumes={"/models": models}, programs=PROGRAMS)
         try:
             await node.start_all(old.values())
-            load = PodLoad(node, MODEL, [old["router"], new["router"]], num_clients=4, max_tokens=100)
+            load = PodLoad(node, MODEL, [old["router"], new["router"]], num_clients=3, max_tokens=60)
             right = [await load.learn()]
             asking = asyncio.create_task(load.run())
             for before, after in ((old, new), (new, old))[: 1 if size == (4, 6) else 2]:
