@@ -32,9 +32,8 @@ PROBE_INTERVAL_S = 0.2
 wrong."""
 PROBE_TIMEOUT_S = 30.0
 """The manifest's timeout is not used either: here, many pods share few cores."""
-START_DEADLINE_S = 300.0
-ROLL_OUT_DEADLINE_S = 600.0
-"""New routers become ready only with the servers of their release."""
+START_DEADLINE_S = 600.0
+"""Many pods may start at once, and new routers become ready only with the servers of their release."""
 SERVICE_LAG_S = 1.0
 """Time during which a Service still sends new connections to a pod that is being deleted."""
 
@@ -86,11 +85,11 @@ class Node:
     def of(self, deployment: Manifest) -> list[Pod]:
         return [pod for pod in self.pods if pod.deployment is deployment]
 
-    async def start(self, deployment: Manifest, *, deadline_s: float = START_DEADLINE_S) -> Pod:
+    async def start(self, deployment: Manifest) -> Pod:
         """Start a pod and return it once it is ready."""
         name = f"{deployment['metadata']['name']}-{self.num_started + 1}"
         pod = await self._launch(name, deployment, {})
-        await self._until_ready(pod, deadline_s)
+        await self._until_ready(pod)
         return pod
 
     async def start_all(self, deployments: Iterable[Manifest]) -> None:
@@ -106,7 +105,7 @@ class Node:
             maker = {**group, "spec": {"template": template}}
             pods.append(await self._launch(name, maker, variables | {"LWS_LEADER_ADDRESS": leader_ip}))
         for pod in pods:
-            await self._until_ready(pod, START_DEADLINE_S)
+            await self._until_ready(pod)
         return pods
 
     async def _launch(self, name: str, deployment: Manifest, variables: dict[str, str]) -> Pod:
@@ -185,7 +184,7 @@ class Node:
                 while outdated:
                     leaving = outdated.pop()
                     await asyncio.sleep(load_s)
-                    await self.start(new, deadline_s=ROLL_OUT_DEADLINE_S)
+                    await self.start(new)
                     await asyncio.sleep(spec.get("minReadySeconds", 0))
                     tasks.create_task(self.stop(leaving))
 
@@ -220,13 +219,13 @@ class Node:
         code = await asyncio.wait_for(hook.wait(), grace_s)
         assert code == 0, f"preStop of {pod.name} ended with {code}: {_tail(pod)}"
 
-    async def _until_ready(self, pod: Pod, deadline_s: float) -> None:
+    async def _until_ready(self, pod: Pod) -> None:
         async def is_ready() -> bool:
             assert pod.process.returncode is None, f"{pod.name} ended: {_tail(pod)}"
             return await _answers(pod)
 
         what = f"{pod.name} is ready; its log: {pod.log}"
-        await until(is_ready, what, timeout_s=deadline_s, interval_s=PROBE_INTERVAL_S)
+        await until(is_ready, what, timeout_s=START_DEADLINE_S, interval_s=PROBE_INTERVAL_S)
         self._set_ready(pod, True)
         pod.probing = asyncio.create_task(self._keep_probing(pod))
 

@@ -16,7 +16,7 @@ from testing.deploy.kubernetes_api import NAMESPACE, running_api
 from testing.deploy.local_pods import Node
 from testing.deploy.pod_load import PodLoad
 
-pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(1800)]
 
 MODEL = "demo"
 SLOW_S = 10.0
