@@ -138,6 +138,11 @@ class EngineHost:
         """Runs ``event`` on the engine's thread between two steps. May be called from any thread."""
         self._loop.post(event)
 
+    @property
+    def turn_s(self) -> float:
+        """For how long the engine's current step or event has lasted; 0 if there is none. Thread-safe."""
+        return self._loop.turn_s
+
     def answer(self, callback: Callable[..., None], *args: object) -> None:
         """Runs ``callback`` on the event loop. The engine's thread uses only this method to reach asyncio."""
         self._mailbox.post(callback, *args)

@@ -3,11 +3,11 @@ compute, it waits for an event."""
 
 from __future__ import annotations
 
-import itertools
 import logging
 import queue
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
 
@@ -49,13 +49,12 @@ class EngineLoop:
         self._on_fatal = on_fatal
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="engine")
-        self._turns = itertools.count()
-        self._turn: int | None = None
-        """Number of the step or event that the thread runs; None while it waits for an event."""
+        self._turn_began_s: float | None = None
+        """When the step or event that the thread runs began; None while the thread waits for an event."""
         self._step_deadline_s = step_deadline_s
         self._watch: Watch = NoWatch()
         if step_deadline_s:
-            self._watch = Watchdog(step_deadline_s, lambda: self._turn, self._give_up)
+            self._watch = Watchdog(step_deadline_s, lambda: self._turn_began_s, self._give_up)
 
     def start(self) -> None:
         self._thread.start()
@@ -64,6 +63,13 @@ class EngineLoop:
     def post(self, event: Event) -> None:
         """Runs ``event`` on the engine's thread before its next step. Thread-safe, returns at once."""
         self._events.put(event)
+
+    @property
+    def turn_s(self) -> float:
+        """For how long the step or event that the thread runs has lasted; 0 while the thread waits for an
+        event. Other threads ask this."""
+        began_s = self._turn_began_s
+        return 0.0 if began_s is None else time.monotonic() - began_s
 
     def stop(self, timeout_s: float = 10.0) -> None:
         """Ends the thread after the step in progress."""
@@ -79,7 +85,7 @@ class EngineLoop:
             lower_priority(self._engine.config.niceness)
             idle = True
             while self._handle_events(wait=idle):
-                self._turn = next(self._turns)
+                self._turn_began_s = time.monotonic()
                 result = self._engine.step()
                 idle = result.did_nothing
                 if not idle or result.to_give_up:
@@ -89,20 +95,20 @@ class EngineLoop:
         except BaseException as error:
             self._on_fatal(reported(error, "the engine"))
         finally:
-            self._turn = None
+            self._turn_began_s = None
 
     def _handle_events(self, *, wait: bool) -> bool:
         """Runs all queued events; with ``wait``, waits for at least one. Returns False after :meth:`stop`."""
         while True:
             if wait:
-                self._turn = None
+                self._turn_began_s = None
             try:
                 event = self._events.get(block=wait)
             except queue.Empty:
                 return True
             if event is None:
                 return False
-            self._turn = next(self._turns)
+            self._turn_began_s = time.monotonic()
             event()
             wait = False
 

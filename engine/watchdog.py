@@ -37,12 +37,12 @@ class NoWatch:
 class Watchdog:
     """Calls ``on_hang`` once, on its own thread, if the same turn lasts for ``deadline_s``.
 
-    ``turn`` returns the number of the step or event that the engine's thread runs; None while it waits for an
-    event.
+    ``turn`` returns when the step or event that the engine's thread runs began, which tells it from all
+    others; None while the thread waits for an event.
     """
 
     def __init__(
-        self, deadline_s: float, turn: Callable[[], int | None], on_hang: Callable[[], None]
+        self, deadline_s: float, turn: Callable[[], float | None], on_hang: Callable[[], None]
     ) -> None:
         self._deadline_s = deadline_s
         self._tick_s = min(MAX_TICK_S, deadline_s / 4)
@@ -60,7 +60,7 @@ class Watchdog:
             self._thread.join()
 
     def _run(self) -> None:
-        seen: int | None = None
+        seen: float | None = None
         waited_s = 0.0
         while not self._is_over.wait(self._tick_s):
             turn = self._turn()

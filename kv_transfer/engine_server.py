@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -39,6 +40,9 @@ class EngineServerConfig:
     """If none of a transfer's reads ends for this long, the transfer is given up and its destination is
     quarantined."""
     handshake_timeout_s: float = 15.0
+    hang_deadline_s: float = 600.0
+    """If a step of the engine takes longer than this, the server reports that it hangs. The default is the
+    time that a router gives to a whole request. 0: a step may take any time."""
 
     def __post_init__(self) -> None:
         if self.engine.role != "both" and self.advertise_host is None and self.host in ("0.0.0.0", "::"):
@@ -50,6 +54,8 @@ class EngineServerConfig:
             )
         if not self.transfer_deadline_s > 0:
             raise ConfigError(f"`transfer_deadline_s` must be positive, got {self.transfer_deadline_s}")
+        if not 0 <= self.hang_deadline_s < math.inf:
+            raise ConfigError(f"`hang_deadline_s` must be at least 0, got {self.hang_deadline_s}")
 
 
 class EngineServer:
@@ -71,6 +77,7 @@ class EngineServer:
         self._incarnation = incarnation
         self._served_model_name = config.served_model_name
         self._local_prefill = local_prefill
+        self._hang_deadline_s = config.hang_deadline_s
         self._is_draining = False
         self._host = EngineHost(
             config.engine,
@@ -89,6 +96,13 @@ class EngineServer:
 
     def start(self) -> None:
         self._host.start()
+
+    def hang(self) -> str | None:
+        """Returns what hangs, or None if the engine works or has nothing to do. Thread-safe."""
+        lasts_s = self._host.turn_s
+        if not 0 < self._hang_deadline_s <= lasts_s:
+            return None
+        return f"the engine hangs: a step has lasted for {lasts_s:.0f} s"
 
     def describe(self) -> ServerInfo:
         return self._host.describe(

@@ -18,8 +18,10 @@ from prometheus_client.exposition import ThreadingWSGIServer
 
 from wire.errors import ConfigError
 from wire.http.cross_site import AllowedHosts, is_of_another_site
+from wire.repeated_lines import RepeatedLines
 
 log = logging.getLogger(__name__)
+lines = RepeatedLines(log)
 
 CLIENT_TIMEOUT_S = 5.0
 """A client that sends or takes nothing for this long is disconnected."""
@@ -29,7 +31,7 @@ StartResponse = Callable[..., Any]
 
 class ProbePort:
     """Listens as soon as it is created. ``not_ready`` returns why no requests are served, None if they are.
-    ``hangs`` returns whether the event loop hangs, in a process that has one."""
+    ``hang`` returns what in the process hangs, None if nothing does."""
 
     def __init__(
         self,
@@ -38,13 +40,13 @@ class ProbePort:
         registry: CollectorRegistry,
         not_ready: Callable[[], str | None],
         *,
-        hangs: Callable[[], bool] = lambda: False,
+        hang: Callable[[], str | None] = lambda: None,
         flag: str = "--metrics-port",
     ) -> None:
         self._metrics = make_wsgi_app(registry)
         self._allowed_hosts = AllowedHosts.of(host)
         self._not_ready = not_ready
-        self._hangs = hangs
+        self._hang = hang
         try:
             self._server = make_server(host, port, self._answer, _server_class(host), _Handler)
         except OSError as error:
@@ -104,9 +106,10 @@ class ProbePort:
             page: Iterable[bytes] = self._metrics(environ, start_response)
             return page
         if path == "/healthz":
-            if self._hangs():
-                return _say(start_response, "503 Service Unavailable", "the event loop hangs")
-            return _say(start_response, "200 OK", "ok")
+            hang = self._hang()
+            if hang is not None:  # a kubelet's event has the status alone
+                lines.write(logging.ERROR, "hang", "%s; /healthz says so with status 503", hang)
+            return _say(start_response, "503 Service Unavailable" if hang else "200 OK", hang or "ok")
         if path == "/readyz":
             reason = self._not_ready()
             return _say(start_response, "503 Service Unavailable" if reason else "200 OK", reason or "ready")

@@ -53,6 +53,9 @@ class Service(Protocol):
     def measures(self) -> Measures: ...
     def start(self) -> None: ...
     def describe(self) -> ServerInfo: ...
+    def hang(self) -> str | None:
+        """Return what hangs, or None. Called on other threads than the event loop's."""
+
     async def stats(self) -> ServerStats: ...
     async def drain(self) -> None:
         """Hand requests under way to other servers. Awaited when the process is told to stop."""
@@ -95,7 +98,7 @@ async def _serve(config: ServerConfig, role: str, make_service: MakeService) -> 
         try:
             await server.start()
             start_up.ended("server")
-            telemetry.show(service.describe(), service.stats, service.measures, start_up)
+            telemetry.show(service.describe(), service.stats, service.measures, start_up, service.hang)
             log.info("%s server ready on %s:%d after %s", role, config.host, server.port, start_up)
             await server.wait_until_stopped(service.drain)
         except DeviceFaultError:

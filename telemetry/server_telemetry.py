@@ -47,9 +47,11 @@ class ServerTelemetry:
         self._port: ProbePort | None = None
         self._lag: LoopLag | None = None
         """None until :meth:`show`. Before that, the model is loaded, which blocks the event loop."""
+        self._engine_hang: Callable[[], str | None] | None = None
+        """None until :meth:`show`."""
         if metrics_port != 0:
             wanted = metrics_port or _derived(port)
-            self._port = ProbePort(host, wanted, self._registry, self._not_ready, hangs=self._hangs)
+            self._port = ProbePort(host, wanted, self._registry, self._not_ready, hang=self._hang)
             log.info("metrics and probes on http://%s:%d/metrics", host, self._port.port)
 
     def show(
@@ -58,9 +60,12 @@ class ServerTelemetry:
         stats: Callable[[], Coroutine[Any, Any, ServerStats]],
         measures: Measures,
         start_up: StartUp,
+        engine_hang: Callable[[], str | None],
     ) -> None:
-        """Show the server's metrics from now on. ``stats`` is awaited on the running event loop."""
+        """Show the server's metrics from now on. ``stats`` is awaited on the running event loop.
+        ``engine_hang`` returns, on any thread, how the engine hangs, or None if it does not."""
         self._lag = LoopLag()
+        self._engine_hang = engine_hang
         self._registry.register(self._lag)
         reader = StatsReader(stats, asyncio.get_running_loop())
         version = importlib.metadata.version("twinfang")
@@ -73,8 +78,10 @@ class ServerTelemetry:
         if self._port is not None:
             await asyncio.to_thread(self._port.close)
 
-    def _hangs(self) -> bool:
-        return self._lag is not None and self._lag.has_hung
+    def _hang(self) -> str | None:
+        if self._lag is not None and self._lag.has_hung:
+            return "the event loop hangs"
+        return None if self._engine_hang is None else self._engine_hang()
 
     def _not_ready(self) -> str | None:
         state = self._server.health.state

@@ -119,7 +119,7 @@ async def _server_page() -> Page:
     start_up = StartUp()
     start_up.ended("server")
     try:
-        telemetry.show(server_info("decode"), stats, Measures(), start_up)
+        telemetry.show(server_info("decode"), stats, Measures(), start_up, lambda: None)
         async with httpx.AsyncClient(timeout=20.0) as client:
             return _page((await client.get(f"http://127.0.0.1:{port}/metrics")).text)
     finally:

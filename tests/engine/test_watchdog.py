@@ -22,7 +22,7 @@ FROZEN_S = 5 * DEADLINE_S
 
 
 class Turns:
-    """The numbers that a watchdog reads, and how many it has read."""
+    """The turns that a watchdog reads, and how many it has read."""
 
     def __init__(self, numbers):
         self.numbers = iter(numbers)
@@ -116,6 +116,18 @@ def test_a_step_that_hangs_ends_the_engine_with_one_line(caplog):
         engine.comes_back.set()
         assert isinstance(faults.get(timeout=PROMPT_S), GroupEndedError)
         loop.stop()
+
+
+def test_a_turn_is_timed_while_it_lasts_and_a_wait_for_events_is_not():
+    engine = Engine()
+    loop = EngineLoop(engine, on_step=lambda result: None, on_fatal=lambda fault: None)
+    loop.start()
+    assert loop.turn_s == 0
+    loop.post(lambda: None)
+    wait_until(lambda: loop.turn_s > DEADLINE_S)
+    engine.comes_back.set()
+    wait_until(lambda: loop.turn_s == 0)
+    loop.stop()
 
 
 def test_an_event_that_hangs_is_noticed_too():

@@ -33,14 +33,17 @@ def port(registry, state):
     made.close()
 
 
-def test_healthz_is_503_while_the_event_loop_hangs(registry):
-    hangs = False
-    made = ProbePort("127.0.0.1", 0, registry, lambda: None, hangs=lambda: hangs)
-    with httpx.Client(base_url=f"http://127.0.0.1:{made.port}", timeout=10.0) as client:
+def test_healthz_is_503_while_something_hangs_and_the_log_says_what(registry, caplog):
+    hang = None
+    made = ProbePort("127.0.0.1", 0, registry, lambda: None, hang=lambda: hang)
+    with closing(made), httpx.Client(base_url=f"http://127.0.0.1:{made.port}", timeout=10.0) as client:
         assert client.get("/healthz").status_code == 200
-        hangs = True
-        assert client.get("/healthz").status_code == 503
-    made.close()
+        hang = "the event loop hangs"
+        answer = client.get("/healthz")
+        assert (answer.status_code, answer.text) == (503, "the event loop hangs\n")
+        assert caplog.messages == ["the event loop hangs; /healthz says so with status 503"]
+        hang = None
+        assert client.get("/healthz").status_code == 200
 
 
 @pytest.fixture

@@ -53,6 +53,7 @@ def prepare_prefill(values: argparse.Namespace) -> Callable[[], None]:
         metrics_port=values.metrics_port,
         otlp_endpoint=values.otlp_endpoint or "",
         lease_ttl_s=values.lease_ttl,
+        hang_deadline_s=values.hang_deadline,
     )
     _notice_cut_links(config.transfer_deadline_s)
     return partial(run_server, config, config.engine.role, partial(PrefillService, config))
@@ -84,6 +85,7 @@ def prepare_decode(values: argparse.Namespace) -> Callable[[], None]:
         port=values.port and values.port + place.port_offset,
         served_model_name=_model_name(values),
         transfer_deadline_s=values.transfer_deadline,
+        hang_deadline_s=values.hang_deadline,
         local_prefill=values.local_prefill,
         advertise_host=values.advertise_host,
         metrics_port=values.metrics_port and values.metrics_port + place.port_offset,

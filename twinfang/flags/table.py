@@ -312,6 +312,13 @@ STEP_DEADLINE = Flag(
     default_text="60 on a GPU, 0 on a CPU",
     setting="step_deadline_s",
 )
+HANG_DEADLINE = Flag(
+    *("--hang-deadline", "SECONDS", zero_or_more("seconds")),
+    "while a step takes longer, /healthz answers 503, so that a liveness probe has the server restarted; 0: "
+    "steps may take any time",
+    default=600.0,
+    setting="hang_deadline_s",
+)
 
 
 LOG_LEVEL = Flag(
@@ -361,7 +368,7 @@ SPECULATION = (SPECULATIVE, DRAFTER, NGRAM_MIN, NGRAM_MAX)
 DECODING = FlagGroup("decoding", (*SPECULATION, STEPS_AHEAD))
 LOGS = FlagGroup("logs", (LOG_LEVEL, NAME))
 
-CHECKS = FlagGroup("checks", (SANITIZE, STEP_DEADLINE))
+CHECKS = FlagGroup("checks", (SANITIZE, STEP_DEADLINE, HANG_DEADLINE))
 
 PLAN_FLAGS = FlagGroup("server", (PLAN_ROLE, GPU_MEMORY, *CAPACITY, *rank_flags.RANKS, *SPECULATION))
 PLAN_SPEED = FlagGroup(

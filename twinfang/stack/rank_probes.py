@@ -5,25 +5,27 @@ from __future__ import annotations
 import http.client
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 
 from telemetry.probe_port import ProbePort
 
 ANSWER_S = 1.0
-"""A rank that takes longer to answer counts as not ready."""
+"""A rank that takes longer to answer counts as not ready, and as one that hangs."""
 
 
 @contextmanager
 def probing(host: str, port: int, ranks: Mapping[str, str]) -> Iterator[ProbePort]:
-    """Serves ``/readyz``, which answers 200 if every rank's ``/readyz`` does, and ``/healthz``, which shows
-    that the process that restarts the ranks is alive. ``ranks``: the address of each rank's own HTTP port, by
-    name.
+    """Serves ``/readyz``, which answers 200 if every rank's ``/readyz`` does, and ``/healthz``, which answers
+    200 unless a rank hangs. ``ranks``: the address of each rank's own HTTP port, by name.
 
     Raises :class:`ConfigError` for a port that is taken."""
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
-    probes = ProbePort(host, port, registry, lambda: not_ready(ranks), flag="--probe-port")
+    probes = ProbePort(
+        host, port, registry, partial(not_ready, ranks), hang=partial(hang, ranks), flag="--probe-port"
+    )
     try:
         yield probes
     finally:
@@ -34,15 +36,36 @@ def not_ready(ranks: Mapping[str, str]) -> str | None:
     """Returns why the first unready rank is not ready. It asks the ranks anew in each call; earlier answers
     don't count."""
     for name, address in ranks.items():
-        connection = http.client.HTTPConnection(address, timeout=ANSWER_S)
         try:
-            connection.request("GET", "/readyz")
-            answer = connection.getresponse()
-            said = answer.read().decode(errors="replace").strip()
+            status, said = _ask(address, "/readyz")
         except (OSError, http.client.HTTPException) as error:
             return f"{name} does not answer at {address}: {error}"
-        finally:
-            connection.close()
-        if answer.status != http.client.OK:
+        if status != http.client.OK:
             return f"{name}: {said}"
     return None
+
+
+def hang(ranks: Mapping[str, str]) -> str | None:
+    """Returns how the first rank that hangs does so. A rank that is not there does not hang: the process that
+    asks starts it again."""
+    for name, address in ranks.items():
+        try:
+            status, said = _ask(address, "/healthz")
+        except TimeoutError:
+            return f"{name} does not answer at {address} within {ANSWER_S:g} s"
+        except (OSError, http.client.HTTPException):
+            continue
+        if status != http.client.OK:
+            return f"{name}: {said}"
+    return None
+
+
+def _ask(address: str, path: str) -> tuple[int, str]:
+    """Returns status and text of a rank's answer."""
+    connection = http.client.HTTPConnection(address, timeout=ANSWER_S)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode(errors="replace").strip()
+    finally:
+        connection.close()

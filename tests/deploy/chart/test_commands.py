@@ -26,7 +26,8 @@ from wire.server import DRAIN_S, STOP_GRACE_S
 
 SET_BY_THE_CHART = {
     *("host", "port", "advertise-host", "metrics-port", "model", "served-model-name", "device"),
-    *("tensor-parallel", "speculative", "drafter", "otlp-endpoint", "prefill", "decode", "name"),
+    *("tensor-parallel", "hang-deadline", "speculative", "drafter"),
+    *("otlp-endpoint", "prefill", "decode", "name"),
     *("kubernetes-namespace", "kubernetes-selector", "kubeconfig"),
     *("shutdown-grace", "api-keys-file", "admin-token-file"),
     *("router-metrics", "prefill-metrics", "decode-metrics"),
@@ -58,6 +59,18 @@ def test_servers_drain_before_they_are_stopped_and_have_time_for_it(
         assert (program, drain.server, drain.timeout) == ("twinfang", ((f"127.0.0.1:{grpc_port}",),), 77)
         grace_s = pod_of(deployments[name])["terminationGracePeriodSeconds"]
         assert grace_s > drain.timeout + DRAIN_S + STOP_GRACE_S
+
+
+def test_a_server_that_hangs_is_restarted_without_waiting_for_its_drain(parse: Parse) -> None:
+    values = {"decodePools": {"default": {"hangSeconds": 90}}}
+    deployments = of_kind(render(values), "Deployment")
+    for name, hang_s in (("prefill-default", 600), ("decode-default", 90)):
+        container = container_of(deployments[name])
+        assert parse(container["args"]).hang_deadline == hang_s
+        probe = container["livenessProbe"]
+        assert probe["httpGet"] == {"path": "/healthz", "port": "metrics"}
+        assert probe["terminationGracePeriodSeconds"] <= probe["periodSeconds"]
+        assert pod_of(deployments[name])["terminationGracePeriodSeconds"] > 120, "else there is time"
 
 
 def test_pods_of_ipv6_listen_and_drain_there(parse: Parse) -> None:

@@ -138,6 +138,7 @@ def test_defaults_are_those_of_the_configuration_classes():
         (table.NGRAM_MAX, "ngram_max"),
         (table.STEPS_AHEAD, "steps_ahead"),
         (table.STEP_DEADLINE, "step_deadline_s"),
+        (table.HANG_DEADLINE, "hang_deadline_s"),
         (table.LEASE_TTL, "lease_ttl_s"),
         (table.ADVERTISE_HOST, "advertise_host"),
         (table.TRANSFER_DEADLINE, "transfer_deadline_s"),

@@ -50,6 +50,7 @@ twinfang.io/port: {{ include "twinfang.serverPorts" . | quote }}
 - {{ printf "--served-model-name=%s" (include "twinfang.model" .root) | quote }}
 - --device={{ .pool.device }}
 - --tensor-parallel={{ .pool.tensorParallel }}
+- --hang-deadline={{ .pool.hangSeconds }}
 {{- if include "twinfang.spansPods" . }}
 - --nnodes={{ include "twinfang.groupSize" . }}
 {{- end }}
@@ -152,8 +153,11 @@ capabilities:
 {{/*
 gRPC's health service says NOT_SERVING while a server drains and stops. That must not restart the server, so liveness
 probes use the HTTP port, where a separate thread answers from the start. A kubelet looks at only one port: if a pod has
-several servers, their parent process reports whether all are ready, and restarts those that end. A part of a server has
-no probe: it ends when its server ends.
+several servers, their parent process reports whether all are ready and whether one hangs, and restarts those that end. A
+part of a server has no probe: it ends when its server ends.
+
+A server that hangs can't be drained. So when its liveness probe has failed, the drain hook and what follows SIGTERM get only
+a few seconds together.
 */}}
 {{- define "twinfang.serverProbes" -}}
 {{- $alone := eq (include "twinfang.serversPerPod" . | int) 1 -}}
@@ -172,6 +176,7 @@ livenessProbe:
   periodSeconds: 10
   timeoutSeconds: 5
   failureThreshold: 6
+  terminationGracePeriodSeconds: 10
 {{- end -}}
 
 {{- define "twinfang.serverReadiness" -}}
