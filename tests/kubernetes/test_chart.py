@@ -21,6 +21,7 @@ CUSTOM_RESOURCES = {"ServiceMonitor", "PodMonitor", "PrometheusRule", "ScaledObj
 """Of operators that are not installed here."""
 UNKNOWN_TO_1_20 = {
     *("startupProbe.grpc", "readinessProbe.grpc"),  # 1.24
+    "livenessProbe.terminationGracePeriodSeconds",  # 1.21
     "ports.endPort",  # 1.22
     "volumes.image",  # 1.31
     "spec.unhealthyPodEvictionPolicy",  # 1.26

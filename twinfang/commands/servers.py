@@ -204,9 +204,9 @@ def prepare_plan(values: argparse.Namespace) -> Callable[[], None]:
 
 
 def prepare_check_network(values: argparse.Namespace) -> Callable[[], None]:
-    from twinfang.network.check import prepare
+    from twinfang.network import check, nccl_check
 
-    return prepare(values)
+    return nccl_check.prepare(values) if values.nccl else check.prepare(values)
 
 
 def prepare_bench(values: argparse.Namespace) -> Callable[[], None]:

@@ -226,9 +226,11 @@ CHECK_NETWORK = Command(
     "UCX picked, its bandwidth and latency, and what to set if both sides have a better transport.\n\n"
     "Run it with --listen on one side, then on the other side with the address of the first. Run it as the "
     "servers run: on the same hosts, in the same containers, as the same users, with the same UCX_* "
-    "variables. It exits with 1 if a setting should be changed.",
+    "variables. It exits with 1 if a setting should be changed.\n\n"
+    "With --nccl on both sides it checks what the ranks of one server use instead: NCCL between two GPUs, "
+    "with the same NCCL_* variables. The side that listens then ends after one check.",
     (
-        FlagGroup("sides", (table.LISTEN, table.PEER)),
+        FlagGroup("sides", (table.LISTEN, table.PEER, table.NCCL)),
         FlagGroup("the side that listens", (table.host("this side"), table.port("this side", 8300))),
         FlagGroup("memory", (table.DEVICE,)),
         FlagGroup("output", (table.JSON,)),

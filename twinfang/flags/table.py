@@ -279,6 +279,13 @@ LISTEN = Flag(
     default_text="off",
     is_switch=True,
 )
+NCCL = Flag(
+    *("--nccl", "", yes_or_no),
+    "sum tensors of two GPUs by NCCL, as the ranks of one server do, instead of reading memory",
+    default=False,
+    default_text="off",
+    is_switch=True,
+)
 PEER = Flag(*("--peer", "HOST:PORT", address, "address of the side that listens"))
 
 DRAINED_SERVER = Flag(

@@ -1,1 +1,1 @@
-"""`twinfang check-network`: finds which transport UCX would use between two hosts, and measures its speed."""
+"""`twinfang check-network`: finds which transport UCX or NCCL would use between two hosts, and its speed."""
