@@ -15,6 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from twinfang.commands.kernel_seed import SEED, seed_caches
 from twinfang.commands.read_ahead import read_ahead
 from twinfang.stack.cores import usable_cores
 from twinfang.stack.node_place import find_nodes
@@ -290,6 +291,7 @@ def _begin_server(values: argparse.Namespace) -> None:
     _make_idle_threads_sleep()
     # torch warns of a lost peer in pages of text; we log one line.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    seed_caches(SEED, os.environ)
     if values.load_format == "auto":
         read_ahead(values.model)
 

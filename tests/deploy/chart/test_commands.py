@@ -21,6 +21,7 @@ from testing.deploy.helm import (
     pod_of,
     render,
 )
+from twinfang.commands.kernel_seed import CACHES
 from twinfang.commands.table import AUTOSCALE, DECODE, PREFILL, ROUTER, Command
 from wire.server import DRAIN_S, STOP_GRACE_S
 
@@ -71,6 +72,18 @@ def test_a_server_that_hangs_is_restarted_without_waiting_for_its_drain(parse: P
         assert probe["httpGet"] == {"path": "/healthz", "port": "metrics"}
         assert probe["terminationGracePeriodSeconds"] <= probe["periodSeconds"]
         assert pod_of(deployments[name])["terminationGracePeriodSeconds"] > 120, "else there is time"
+
+
+def test_compiled_kernels_are_where_the_pool_keeps_them() -> None:
+    claim = {"persistentVolumeClaim": {"claimName": "kernels"}}
+    deployments = of_kind(render({"decodePools": {"default": {"cacheVolume": claim}}}), "Deployment")
+    for name, source in (("prefill-default", {"emptyDir": {}}), ("decode-default", claim)):
+        pod, container = pod_of(deployments[name]), container_of(deployments[name])
+        (mounted,) = (m["mountPath"] for m in container["volumeMounts"] if m["name"] == "cache")
+        assert {"name": "cache", **source} in pod["volumes"]
+        caches = {v["name"]: v["value"] for v in container["env"] if v["name"] in CACHES.values()}
+        assert set(caches) == set(CACHES.values()), "the variables that the image's kernels are copied by"
+        assert all(folder.startswith(f"{mounted}/") for folder in caches.values())
 
 
 def test_pods_of_ipv6_listen_and_drain_there(parse: Parse) -> None:

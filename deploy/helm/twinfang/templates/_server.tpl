@@ -91,7 +91,7 @@ twinfang.io/port: {{ include "twinfang.serverPorts" . | quote }}
       fieldPath: status.podIP
 - name: HOME
   value: /tmp
-# What is compiled for this machine outlives a restart of the container.
+# Compiled kernels outlive a restart of the container, and the pod if the pool's cacheVolume does.
 - name: NUMBA_CACHE_DIR
   value: /cache/numba
 - name: TRITON_CACHE_DIR
@@ -273,7 +273,7 @@ volumes:
   - name: tmp
     emptyDir: {}
   - name: cache
-    emptyDir: {}
+    {{- toYaml (.pool.cacheVolume | default (dict "emptyDir" dict)) | nindent 4 }}
   {{- with .root.Values.model.volume }}
   {{- include "twinfang.modelVolume" . | nindent 2 }}
   {{- end }}
