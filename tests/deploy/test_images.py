@@ -123,6 +123,16 @@ def test_triton_starts_without_a_compiler_where_the_launcher_was_compiled(tmp_pa
     assert "Failed to find C compiler" in failed.stderr
 
 
+def test_all_images_are_built_together_and_those_without_cuda_for_two_platforms() -> None:
+    text = (DOCKER / "docker-bake.hcl").read_text(encoding="utf-8")
+    targets = dict(re.findall(r'^target "(\w+)" \{\n(.*?)^\}', text, re.MULTILINE | re.DOTALL))
+    built = {name for name, body in targets.items() if f'"{name}"\n' in body}
+    stages = set(re.findall(r"^FROM \S+ AS (\S+)$", DOCKERFILE.read_text(encoding="utf-8"), re.MULTILINE))
+    assert built == {"router", "cpu", "cuda"} <= stages
+    for name in ("router", "cpu"):
+        assert '["linux/amd64", "linux/arm64"]' in targets[name]
+
+
 def test_every_service_runs_a_command_that_twinfang_takes_in_an_image_that_is_built() -> None:
     targets = set(re.findall(r"^FROM \S+ AS (\S+)$", DOCKERFILE.read_text(encoding="utf-8"), re.MULTILINE))
     services: dict[str, Any] = yaml.safe_load(COMPOSE.read_text(encoding="utf-8"))["services"]
