@@ -1,9 +1,9 @@
 """Small tables on the device, with some values for each row, which the host writes without waiting.
 
 The host writes a row into its own copy of the tables. Before the next step is launched, :func:`send` uploads
-the rows that have changed: one copy from pinned memory for all tables of an engine, and one kernel that
-scatters its words. An assignment to an element of a tensor on the device would make the host wait until all
-launched steps have run.
+the rows that have changed. It makes one copy from pinned memory for all :class:`RowFields`, and launches one
+scatter for each of them. An assignment to an element of a tensor on the device would make the host wait until
+all launched steps have run.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ class RowFields:
         self._host: dict[str, NDArray[Any]] = {name: one.numpy() for name, one in tables(host).items()}
 
     def write(self, row: int, **values: object) -> None:
-        """Write fields of a row. The whole row will be sent, so name every field that steps change."""
+        """Write fields of a row. The host's whole row will be sent, with old values of fields that are not
+        given: give every field that steps change on the device."""
         for name, value in values.items():
             self._host[name][row] = value
         self._changed.add(row)
@@ -68,9 +69,9 @@ class RowFields:
         return np.stack([index, self._words[index]])
 
 
-def send(tables: Sequence[RowFields]) -> None:
-    """Bring the rows that were written to the device, which all tables have in common."""
-    changed = [one for one in tables if one._changed]
+def send(all_fields: Sequence[RowFields]) -> None:
+    """Upload the rows that the host has written. All tables are on the same device."""
+    changed = [one for one in all_fields if one._changed]
     if not changed:
         return
     device = changed[0]._buffer.device

@@ -4,7 +4,7 @@
 
 First a head's state ``[Dv, Dk]`` (value and key channels) is transposed to ``[Dk, Dv]``, in tiles of as many
 value channels as two vector registers hold. With 128 key channels and 16 floats per register, a tile has
-16 KB and stays in the first-level cache from a row's first token to its last. One pass over the tile's rows
+16 KB and stays in the first-level cache for a span of up to _SPAN_TOKENS tokens. One loop over its rows
 finishes token t - 1 and begins token t:
 
     S_n = decay_{t-1} S_n + k_{t-1,n} u,    r += k_{t,n} S_n,    o += q_{t,n} S_n          for every n
@@ -14,7 +14,7 @@ This takes 4 operations per vector, token and row. The GPU's chunked form needs 
 state, plus the products within a chunk. There are no chunks here: every token and element takes the same
 operations in the same order, however the prompt is cut. Normalized keys and queries of a key head are packed
 once for all its value heads. A state of 16 bits is rounded after every GRID_TOKENS tokens of its sequence and
-at the end of a row; passes end at these places.
+at the end of the batch's row; spans end at these places.
 
 Arrays are flat, with explicit strides if they may be views of wider ones; the last axis is contiguous.
 """
@@ -41,7 +41,8 @@ from kernels.formats.stochastic_round import GRID_TOKENS
 from kernels.gated_delta.gated_delta_update_cpu import dot, gates, normalize
 from kernels.ssm.ssd_chunk_scan_cpu import load_state, round_columns, store_state
 
-_PASS_TOKENS = 128  # keys and queries of so many tokens stay in the second-level cache, for all channels of v
+# Keys and queries of this many tokens stay in the second-level cache while all channels of v are computed.
+_SPAN_TOKENS = 128
 _ROW_PAD = 16  # floats added to a token's row: rows of 2^n bytes would all start in a few sets of the cache
 
 _ZERO, _ONE = np.float32(0), np.float32(1)
@@ -141,7 +142,7 @@ def scan_heads(
     """
     num_heads, tile, (by_chance, layer_seed, first_head) = decay.shape[0], 2 * lanes(), rounding
     is_narrow = state.itemsize < 4
-    pass_tokens = GRID_TOKENS if is_narrow else _PASS_TOKENS
+    pass_tokens = GRID_TOKENS if is_narrow else _SPAN_TOKENS
     most = min(pass_tokens, decay.shape[1])
     num_rows = (width + 1) // 2 * 2
     row_size = 2 * num_rows + _ROW_PAD

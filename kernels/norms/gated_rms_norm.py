@@ -45,8 +45,8 @@ def _normalized(u: torch.Tensor, group_size: int, eps: float) -> torch.Tensor:
     return (groups * torch.rsqrt(groups.square().mean(dim=-1, keepdim=True) + eps)).flatten(-2)
 
 
-# One program handles GROUPS groups of one token. So even a batch of one token fills several SMs if it has
-# several groups, and groups as small as a head don't leave warps idle. Groups stay in registers between the
+# One program handles GROUPS groups of one token. So even one token fills several SMs if it has more than
+# GROUPS groups, and groups as small as a head don't leave warps idle. Groups stay in registers between the
 # sum of squares and the scaling: y and z are read once, out is written once. z is read in place from the
 # input projection's output.
 @triton_jit

@@ -47,7 +47,7 @@ asked for."""
 
 def ranged(least: float, most: float) -> Any:
     """Return a field whose range is shown in /openapi.json. pydantic does not check the range; it is checked
-    later, with a message that names the remedy."""
+    later, with a message in the form of this project's errors."""
     return Field(default=None, json_schema_extra={"minimum": least, "maximum": most})
 
 
@@ -241,7 +241,7 @@ def check_num_choices(num_prompts: int, n: int, max_choices: int, *, param: str)
 
 
 _NUMBERS = tuple(name for name in (*RANGES, "min_tokens") if name in SamplingFields.model_fields)
-"""Fields that become sampling parameters without conversion."""
+"""Fields that become sampling parameters of the same name."""
 
 
 def _wrap(seed: int) -> int:

@@ -141,8 +141,8 @@ def router_config(values: argparse.Namespace) -> RouterConfig:
 
     if values.workers > 1 and values.admin_token_file is not None:
         raise ConfigError(
-            f"--admin-token-file needs --workers 1, got {values.workers}: a change would reach only one of "
-            "the processes; run several routers, each on its own port"
+            f"--admin-token-file needs --workers 1, got {values.workers}: a change by the admin API "
+            "would reach only one of the processes; run several routers, each on its own port"
         )
     return RouterConfig(
         models=_served_models(values),

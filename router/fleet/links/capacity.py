@@ -1,5 +1,5 @@
 """How much a router may send to servers: their capacity minus what other routers use, but never less than
-this router's fair part.
+its guaranteed part. Of rows and queues, this is the router's fair part; of blocks, half of its fair part.
 
 Requests beyond this limit would wait on the servers in the order of their arrival, without regard to priority
 and client. A computed prompt also keeps its blocks on a prefill server until there is room to decode it. So
@@ -17,9 +17,9 @@ MARGIN_A_PREFILL_SERVER = 2
 """Minimum number of requests in flight beyond the number of rows, for each prefill server. It matters where
 there are few rows. Each prefill server should have one prompt to compute and one to compute next."""
 PREFILL_STEPS = 2
-"""A prefill server is sent further prompts only while its queued prompts need less than this many full steps.
-This keeps the server busy until the next prompts are sent, and limits how long a request of high priority
-waits."""
+"""A router's limit for the prompts that are queued on a prefill server, in full steps. Its guaranteed part of
+them is always its own. This keeps the server busy until the next prompts are sent, and limits how long a
+request of high priority waits."""
 GUARANTEED_BLOCKS = 0.5
 """A router's fair part is the number of all blocks divided by the number of routers. Its prompts always get
 this share of its fair part. Answers grow into the rest, or are preempted."""
@@ -53,9 +53,10 @@ class Capacity:
 
     rows: tuple[Resource, ...]
     """Rows of each decode server. Rows that this router's own requests occupy count as free here, because the
-    gate counts these requests itself."""
+    gate (:mod:`router.admission.gate`) counts these requests itself."""
     blocks: tuple[Resource, ...]
-    """Blocks of each decode server, in tokens. Empty until all of them have reported their stats."""
+    """Blocks of each decode server, in tokens. Empty until all of them have reported their stats, and for
+    models without KV."""
     prefill: tuple[Resource, ...]
     """Tokens of prompts that may be queued on each prefill server. Empty where decode servers compute
     prompts."""
