@@ -66,8 +66,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
     given, unknown = _parser().parse_known_args(arguments)
     command: Command = given.command
-    if command.argument is not None and unknown and not unknown[0].startswith("-"):
-        _take_argument(command.argument, given, unknown)
+    for flag in command.arguments:
+        if unknown and not unknown[0].startswith("-"):
+            _take_argument(flag, given, unknown)
     if unknown:
         given.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     prog = f"twinfang {command.name}"
@@ -119,7 +120,7 @@ def _fail(prog: str, error: TwinfangError, code: int) -> int:
 
 
 def _usage(command: Command, prog: str) -> str:
-    return f"{prog} [flags]" if command.argument is None else f"{prog} [{command.argument.metavar}] [flags]"
+    return " ".join([prog, *(f"[{flag.metavar}]" for flag in command.arguments), "[flags]"])
 
 
 def _width() -> int:

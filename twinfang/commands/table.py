@@ -16,6 +16,7 @@ from twinfang.commands.servers import (
     prepare_prefill,
     prepare_router,
 )
+from twinfang.fetch import flags as fetch
 from twinfang.flags import ranks as rank_flags
 from twinfang.flags import router as router_flags
 from twinfang.flags import table
@@ -38,8 +39,8 @@ class Command:
     Preparing raises :class:`ConfigError` for values that contradict one another. Running raises
     :class:`TwinfangError` if the command can't start or continue, and returns when it was asked to stop.
     """
-    argument: Flag | None = None
-    """The flag whose value may also be given without its name."""
+    arguments: tuple[Flag, ...] = ()
+    """The flags whose values may also be given without their names, in this order."""
 
 
 def _prepare_up(values: argparse.Namespace) -> Callable[[], None]:
@@ -62,6 +63,12 @@ def _prepare_drain(values: argparse.Namespace) -> Callable[[], None]:
 
 def _prepare_autoscale(values: argparse.Namespace) -> Callable[[], None]:
     from twinfang.autoscale.command import prepare
+
+    return prepare(values)
+
+
+def _prepare_fetch_model(values: argparse.Namespace) -> Callable[[], None]:
+    from twinfang.fetch.command import prepare
 
     return prepare(values)
 
@@ -216,7 +223,7 @@ PLAN = Command(
     ),
     "twinfang plan /models/nemotron-h --gpu-memory 80 --max-num-seqs 64",
     prepare_plan,
-    argument=table.MODEL,
+    arguments=(table.MODEL,),
 )
 
 CHECK_NETWORK = Command(
@@ -238,7 +245,7 @@ CHECK_NETWORK = Command(
     ),
     "twinfang check-network 10.0.0.5:8300",
     prepare_check_network,
-    argument=table.PEER,
+    arguments=(table.PEER,),
 )
 
 BENCH = Command(
@@ -256,7 +263,7 @@ BENCH = Command(
     ),
     "twinfang bench transfer --prompt-len 4096 --model ~/models/nemotron-h",
     prepare_bench,
-    argument=table.BENCHMARK,
+    arguments=(table.BENCHMARK,),
 )
 
 DRAIN = Command(
@@ -272,7 +279,7 @@ DRAIN = Command(
     (FlagGroup("server", (table.DRAINED_SERVER, table.DRAIN_TIMEOUT)), table.LOGS),
     "twinfang drain 127.0.0.1:8200 --timeout 300",
     _prepare_drain,
-    argument=table.DRAINED_SERVER,
+    arguments=(table.DRAINED_SERVER,),
 )
 
 API_KEY = Command(
@@ -288,7 +295,7 @@ API_KEY = Command(
     ),
     "twinfang api-key alice --api-keys-file /etc/twinfang/keys",
     prepare_api_key,
-    argument=table.KEY_NAME,
+    arguments=(table.KEY_NAME,),
 )
 
 AUTOSCALE = Command(
@@ -310,4 +317,25 @@ AUTOSCALE = Command(
     _prepare_autoscale,
 )
 
-COMMANDS = (UP, SERVE, PREFILL, DECODE, ROUTER, PLAN, CHECK_NETWORK, DRAIN, AUTOSCALE, BENCH, API_KEY)
+FETCH_MODEL = Command(
+    "fetch-model",
+    "get a model's files from a hub, an object store or a folder",
+    "Fetches the files that Twinfang reads of a model, several at a time. It continues where a connection "
+    "was lost, also in a later call. It compares files with the checksums that the source has: a file "
+    "SHA256SUMS, what a model hub says of its files, MD5 of S3's objects.\n\n"
+    "DIR appears in one step, when all files are there. If it is there already, the source is not asked. "
+    "Several processes may fetch to one DIR: one works, the others wait.",
+    (
+        FlagGroup("model", (fetch.SOURCE, fetch.DIRECTORY, fetch.WITHOUT_WEIGHTS)),
+        FlagGroup("connection", (fetch.TOKEN_FILE, fetch.CONNECTIONS, fetch.TIMEOUT)),
+        table.LOGS,
+    ),
+    "twinfang fetch-model https://models.example.com/nemotron-h/resolve/v1 /models/nemotron-h",
+    _prepare_fetch_model,
+    arguments=(fetch.SOURCE, fetch.DIRECTORY),
+)
+
+COMMANDS = (
+    *(UP, SERVE, PREFILL, DECODE, ROUTER, PLAN),
+    *(CHECK_NETWORK, DRAIN, AUTOSCALE, BENCH, API_KEY, FETCH_MODEL),
+)
