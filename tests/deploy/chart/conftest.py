@@ -20,8 +20,9 @@ def parse(bundled_model: Path, tmp_path: Path) -> Parse:
 
     def here(argument: str) -> str:
         flag, _, value = argument.partition("=")
-        if value.startswith("/models"):
-            return f"{flag}={bundled_model}"
+        name, _, path = value.rpartition("=")
+        if path.startswith("/models"):
+            return f"{flag}={name}{'=' * bool(name)}{bundled_model}"
         if value.startswith("/etc/twinfang/"):
             return f"{flag}={secret}"
         return argument.replace("$(POD_IP)", "10.0.0.1")

@@ -1,32 +1,17 @@
 {{/* Refuses values that contradict one another, which the schema can't see. Each error names them and a remedy. */}}
 
 {{- define "twinfang.checks" -}}
+{{- include "twinfang.readModels" . -}}
+{{- $names := list -}}
+{{- range $model := .served -}}
+{{- include "twinfang.modelChecks" $model -}}
+{{- $name := include "twinfang.model" $model -}}
+{{- if has $name $names -}}
+{{- fail (printf "models: two entries are named %q, and requests choose a model by its name: give one of them another name" $name) -}}
+{{- end -}}
+{{- $names = append $names $name -}}
+{{- end -}}
 {{- $values := .Values -}}
-{{- if and $values.model.directory (not $values.model.volume) -}}
-{{- fail (printf "model.directory %q: there is no model.volume for it to be in; set one, or leave both empty for the small model of the image" $values.model.directory) -}}
-{{- end -}}
-{{- if and $values.model.volume (not $values.model.directory) -}}
-{{- fail "model.volume is set, but not model.directory: name the model's directory in it, or \".\" for its root" -}}
-{{- end -}}
-{{- if and (eq (clean $values.model.directory) ".") $values.model.directory (not $values.model.name) -}}
-{{- fail "model.directory \".\" is no name that clients could use: set model.name" -}}
-{{- end -}}
-{{- if and $values.model.volume.image (semverCompare "<1.31-0" .Capabilities.KubeVersion.Version) -}}
-{{- fail (printf "model.volume.image needs Kubernetes 1.31, this is %s: use a persistentVolumeClaim or a hostPath" .Capabilities.KubeVersion.Version) -}}
-{{- end -}}
-{{- if not $values.decodePools -}}
-{{- fail "decodePools is empty: a router needs at least one decode server" -}}
-{{- end -}}
-{{- $needsNoPrefill := false -}}
-{{- range $name, $pool := $values.decodePools -}}
-{{- $flags := ($pool | default dict).flags | default dict -}}
-{{- if or (eq (get $flags "role") "both") (eq (toString (get $flags "local-prefill")) "true") -}}
-{{- $needsNoPrefill = true -}}
-{{- end -}}
-{{- end -}}
-{{- if not (or $values.prefillPools $needsNoPrefill) -}}
-{{- fail "prefillPools is empty, and no decode pool runs prompts itself: add a prefill pool, or set flags {role: both} on a decode pool" -}}
-{{- end -}}
 {{- if and $values.gateway.enabled (not $values.gateway.parentRefs) -}}
 {{- fail "gateway.enabled is true, but gateway.parentRefs names no gateway" -}}
 {{- end -}}
@@ -48,6 +33,7 @@
 {{- end -}}
 {{- end -}}
 {{- end -}}
+{{- include "twinfang.routerChecks" . -}}
 {{- include "twinfang.strategyChecks" (dict "where" "router" "strategy" $values.router.strategy) -}}
 {{- $ports := splitList "-" $values.nixl.portRange -}}
 {{- if or (gt (int (first $ports)) (int (last $ports))) (gt (int (last $ports)) 65535) -}}

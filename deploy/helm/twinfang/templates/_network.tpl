@@ -84,6 +84,25 @@ matchExpressions:
 {{- end }}
 {{- end -}}
 
+{{/* Egress to where models are fetched from: any address, on the ports of the sources. */}}
+{{- define "twinfang.egressToSources" -}}
+{{- $ports := list -}}
+{{- range .served -}}
+{{- with .Values.model.download -}}
+{{- if .source -}}
+{{- $url := ternary ((.env | default dict).AWS_ENDPOINT_URL | default "https://s3") .source (hasPrefix "s3:" .source) -}}
+{{- $ports = append $ports (regexFind ":[0-9]+$" (urlParse $url).host | trimPrefix ":" | default (hasPrefix "https:" $url | ternary "443" "80")) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- with $ports | uniq }}
+- ports:
+    {{- range . }}
+    - port: {{ . }}
+    {{- end }}
+{{- end }}
+{{- end -}}
+
 {{- define "twinfang.egressOfAll" -}}
 - ports:
     - port: 53

@@ -31,14 +31,86 @@ app.kubernetes.io/component: test
 {{- $slowest -}}
 {{- end -}}
 
+{{/* The seconds that fetching the slowest model may take. */}}
+{{- define "twinfang.slowestDownload" -}}
+{{- $slowest := 0 -}}
+{{- range .served -}}
+{{- $slowest = max $slowest (include "twinfang.downloadSeconds" . | int) -}}
+{{- end -}}
+{{- $slowest -}}
+{{- end -}}
+
+{{/*
+The number of routers. With autoscaling it is what runs, so that an upgrade changes nothing; where that can't be looked up, or at
+the first install, it is left out, and the autoscaler sets it.
+*/}}
+{{- define "twinfang.routerReplicas" -}}
+{{- if not .Values.router.autoscaling.enabled -}}
+{{- .Values.router.replicas -}}
+{{- else -}}
+{{- $running := lookup "apps/v1" "Deployment" .Release.Namespace (printf "%s-router" (include "twinfang.fullname" .)) -}}
+{{- with $running -}}{{- .spec.replicas | int -}}{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/*
+Scales on CPU, since a router is one event loop: it is full when its core is. Kubernetes' own metrics suffice.
+*/}}
+{{- define "twinfang.routerAutoscaler" -}}
+apiVersion: autoscaling/v2
+kind: HorizontalPodAutoscaler
+metadata:
+  name: {{ include "twinfang.fullname" . }}-router
+  namespace: {{ .Release.Namespace }}
+  labels: {{- include "twinfang.labels" . | nindent 4 }}
+spec:
+  scaleTargetRef:
+    apiVersion: apps/v1
+    kind: Deployment
+    name: {{ include "twinfang.fullname" . }}-router
+  {{- with .Values.router.autoscaling }}
+  minReplicas: {{ .minReplicas }}
+  maxReplicas: {{ .maxReplicas }}
+  metrics:
+    - type: ContainerResource
+      containerResource:
+        name: cpu
+        container: router
+        target:
+          type: Utilization
+          averageUtilization: {{ .cpuPercent }}
+  {{- with .behavior }}
+  behavior: {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- end }}
+{{- end -}}
+
+{{- define "twinfang.routerChecks" -}}
+{{- with .Values.router.autoscaling -}}
+{{- if and .enabled (gt (int .minReplicas) (int .maxReplicas)) -}}
+{{- fail (printf "router.autoscaling: minReplicas %v is above maxReplicas %v" .minReplicas .maxReplicas) -}}
+{{- end -}}
+{{- if and .enabled (not (($.Values.router.resources | default dict).requests | default dict).cpu) -}}
+{{- fail "router.autoscaling: it scales on the share of the CPU request in use: set router.resources.requests.cpu" -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "twinfang.routerArguments" -}}
 - router
 - {{ printf "--host=%s" (include "twinfang.anyHost" .) | quote }}
 - --port=8000
-{{- with include "twinfang.modelPath" . }}
+{{- $models := include "twinfang.routerModels" . | fromYamlArray }}
+{{- range $model := $models }}
+{{- if gt (len $models) 1 }}
+- {{ printf "--model=%s=%s" .name .directory | quote }}
+{{- else }}
+{{- with .directory }}
 - {{ printf "--model=%s" . | quote }}
 {{- end }}
-- {{ printf "--served-model-name=%s" (include "twinfang.model" .) | quote }}
+- {{ printf "--served-model-name=%s" .name | quote }}
+{{- end }}
+{{- end }}
 - --kubernetes-namespace={{ .Release.Namespace }}
 - --kubernetes-selector=app.kubernetes.io/instance={{ .Release.Name }},twinfang.io/role
 - --shutdown-grace={{ include "twinfang.shutdownGrace" . }}
@@ -72,7 +144,6 @@ checksum/admin-token: {{ sha256sum . }}
 {{- end -}}
 
 {{- define "twinfang.routerPod" -}}
-{{- $volume := .Values.router.modelVolume | default .Values.model.volume -}}
 {{- $keys := or .Values.auth.apiKeys.existingSecret .Values.auth.apiKeys.lines -}}
 {{- $admin := or .Values.auth.adminToken.existingSecret .Values.auth.adminToken.digest -}}
 serviceAccountName: {{ include "twinfang.routerAccount" . }}
@@ -85,6 +156,9 @@ imagePullSecrets: {{- toYaml . | nindent 2 }}
 {{- end }}
 securityContext: {{- toYaml .Values.podSecurityContext | nindent 2 }}
 {{- include "twinfang.placement" (dict "values" .Values.router "selector" (include "twinfang.routerSelector" .)) }}
+{{- with include "twinfang.routerFetches" . | trim }}
+initContainers: {{- . | nindent 2 }}
+{{- end }}
 containers:
   - name: router
     image: {{ include "twinfang.image" (dict "image" .Values.routerImage "root" .) | quote }}
@@ -131,8 +205,8 @@ containers:
     volumeMounts:
       - name: tmp
         mountPath: /tmp
-      {{- if $volume }}
-      {{- include "twinfang.modelMount" . | nindent 6 }}
+      {{- with include "twinfang.routerModelMounts" . | trim }}
+      {{- . | nindent 6 }}
       {{- end }}
       {{- if $keys }}
       - name: api-keys
@@ -147,8 +221,8 @@ containers:
 volumes:
   - name: tmp
     emptyDir: {}
-  {{- with $volume }}
-  {{- include "twinfang.modelVolume" . | nindent 2 }}
+  {{- with include "twinfang.routerModelVolumes" . | trim }}
+  {{- . | nindent 2 }}
   {{- end }}
   {{- if $keys }}
   - name: api-keys

@@ -235,6 +235,10 @@ hostPID: true
 {{- with .pool.resourceClaims }}
 resourceClaims: {{- toYaml . | nindent 2 }}
 {{- end }}
+{{- if .root.Values.model.download.source }}
+initContainers:
+  {{- include "twinfang.fetchContainer" (dict "root" .root "image" .root.Values.image "volume" "model" "mount" "/models" "directory" (include "twinfang.modelPath" .root) "weights" true) | nindent 2 }}
+{{- end }}
 containers:
   - name: server
     image: {{ include "twinfang.image" (dict "image" .root.Values.image "root" .root) | quote }}
@@ -263,7 +267,7 @@ containers:
       - name: cache
         mountPath: /cache
       {{- if .root.Values.model.volume }}
-      {{- include "twinfang.modelMount" . | nindent 6 }}
+      {{- include "twinfang.modelMount" (dict "name" "model" "path" "/models") | nindent 6 }}
       {{- end }}
 volumes:
   - name: shared-memory
@@ -275,7 +279,10 @@ volumes:
   - name: cache
     {{- toYaml (.pool.cacheVolume | default (dict "emptyDir" dict)) | nindent 4 }}
   {{- with .root.Values.model.volume }}
-  {{- include "twinfang.modelVolume" . | nindent 2 }}
+  {{- include "twinfang.modelVolume" (dict "name" "model" "volume" . "fetches" $.root.Values.model.download.source) | nindent 2 }}
+  {{- end }}
+  {{- with include "twinfang.fetchToken" (dict "root" .root "volume" "model") }}
+  {{- . | nindent 2 }}
   {{- end }}
 {{- end -}}
 
@@ -305,7 +312,7 @@ spec:
   # Routers that can talk only to new servers take over in this time, before the last old server ends.
   minReadySeconds: 30
   # Loading a large model takes longer than the default of ten minutes.
-  progressDeadlineSeconds: {{ add .pool.startTimeoutSeconds 600 }}
+  progressDeadlineSeconds: {{ add .pool.startTimeoutSeconds (include "twinfang.downloadSeconds" .root) 600 }}
   selector:
     matchLabels: {{- include "twinfang.poolSelector" . | nindent 6 }}
   template: {{- include "twinfang.serverTemplate" . | nindent 4 }}
