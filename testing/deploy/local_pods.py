@@ -81,6 +81,8 @@ class Node:
     """Modules that run in place of ``twinfang``, by the tag of the image."""
     pods: list[Pod] = field(default_factory=list)
     num_started: int = 0
+    failed_hooks: list[str] = field(default_factory=list)
+    """What was wrong with preStop hooks. A kubelet goes on with SIGTERM, and so does this node."""
 
     def of(self, deployment: Manifest) -> list[Pod]:
         return [pod for pod in self.pods if pod.deployment is deployment]
@@ -217,7 +219,8 @@ class Node:
                 *command, stdout=output, stderr=output, env=os.environ | pod.variables
             )
         code = await asyncio.wait_for(hook.wait(), grace_s)
-        assert code == 0, f"preStop of {pod.name} ended with {code}: {_tail(pod)}"
+        if code != 0:
+            self.failed_hooks.append(f"preStop of {pod.name} ended with {code}: {_tail(pod)}")
 
     async def _until_ready(self, pod: Pod) -> None:
         async def is_ready() -> bool:

@@ -39,4 +39,5 @@ async def test_a_rolling_restart_of_all_pools_loses_no_request(tmp_path: Path) -
         finally:
             await node.close()
     assert load.wrong(right) == []
+    assert node.failed_hooks == []
     assert load.num_answers > 100

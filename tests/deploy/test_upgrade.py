@@ -64,7 +64,7 @@ def release(num_prefill: int, num_decode: int, *changes: Manifest) -> dict[str, 
         ((1, 1), [OTHER_WEIGHTS], "decode"),
         ((1, 1), [OTHER_PROTOCOL], "prefill"),
         ((1, 1), [OTHER_PROTOCOL], "decode"),
-        ((4, 6), [OTHER_WEIGHTS, OTHER_PROTOCOL], "decode"),
+        ((4, 6), [OTHER_WEIGHTS, OTHER_PROTOCOL], "prefill"),
     ],
     ids=["1-1-weights", "1-1-protocol-slow-prefill", "1-1-protocol-slow-decode", "4-6-both"],
 )
@@ -77,7 +77,7 @@ async def test_an_upgrade_and_its_rollback_always_leave_servers_that_fit(
         node = Node(api, tmp_path, kubeconfig, volumes={"/models": models}, programs=PROGRAMS)
         try:
             await node.start_all(old.values())
-            load = PodLoad(node, MODEL, [old["router"], new["router"]], num_clients=3, max_tokens=60)
+            load = PodLoad(node, MODEL, [old["router"], new["router"]], num_clients=2, max_tokens=60)
             right = [await load.learn()]
             asking = asyncio.create_task(load.run())
             for before, after in ((old, new), (new, old))[: 1 if size == (4, 6) else 2]:
