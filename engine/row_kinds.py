@@ -3,7 +3,7 @@
 | row | new tokens | tokens before | becomes |
 |---|---|---|---|
 | decode | 1, and up to k drafts | > 0 | decode row |
-| recompute of token N, or a last chunk of one token | 1 | > 0 | decode row, with the exception below |
+| token N after a handoff, or a last chunk of one token | 1 | > 0 | decode row, with the exception below |
 | first token of a prompt | 1 | 0 | prefill row, zero state |
 | chunk | > 1 | any | prefill row |
 
@@ -40,8 +40,8 @@ class PlannedRow(NamedTuple):
     num_before: int
     num_new: int
     boundaries: tuple[StateBoundary, ...] = ()
-    """Boundary states that are kept, each in its own slot. A decode row has at most one boundary,
-    and may pass this boundary only in a later step."""
+    """Boundary states that are kept, each in its own slot. A decode row has at most one boundary.
+    If drafts are rejected, its request may reach this boundary only in a later step."""
 
     @property
     def is_decode(self) -> bool:

@@ -24,7 +24,8 @@ from kernels.gpu.current_device import use_device
 
 CPU = torch.device("cpu")
 START_TIMEOUT_S = 300.0
-"""How long ranks wait for one another at the start. The slowest rank may still be reading weights."""
+"""How long ranks wait for one another, at the start and in every collective. At the start the slowest rank
+may still be reading weights."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,8 @@ class TensorParallel:
     experts: ExpertParallel = NO_EXPERT_PARALLEL
     """The distribution of whole routed experts over ranks, if experts are not divided like other weights."""
     in_rank_order: bool = False
-    """Whether :meth:`sum` adds in the order of the ranks. The order of a collective depends on x's size."""
+    """Whether :meth:`sum` adds in the order of the ranks. If not, a collective adds, in an order that depends
+    on the tensor's size and so on the batch."""
 
     def share(self, count: int) -> range:
         """Return this rank's part of ``count`` things that are divided evenly."""

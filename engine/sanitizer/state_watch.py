@@ -1,4 +1,5 @@
-"""The sanitizer's checks of states: which state each slot should hold, and whether its bytes are the same."""
+"""The sanitizer's checks of states: which state each slot should hold, and whether its bytes are
+still those that were written."""
 
 from __future__ import annotations
 
@@ -59,7 +60,8 @@ class StateWatch(Protocol):
         """Returns an error for each request whose state's bytes are not those that were written."""
 
     def computed(self, ends: Sequence[tuple[PlannedRow, int]], num_positions: int) -> None:
-        """Tags the slots of rows that were computed. ``ends`` has each row's number of computed tokens."""
+        """Tags the slots of rows that were computed. ``ends`` has for each row the number of
+        its request's tokens that are computed after the step."""
 
 
 class NoStateWatch:
@@ -163,7 +165,7 @@ class SlotWatch:
         return error
 
     def check_bytes(self, requests: Sequence[Request]) -> dict[Request, SanitizerError]:
-        """Compares the bytes of all states with one wait for the device."""
+        """See :class:`StateWatch`. If all bytes are right, this waits for the device only once."""
         slots = self._index([request.memory.state_slot for request in requests])
         changed = self._checksums.states(slots) != self._sums[slots]
         faults: dict[Request, SanitizerError] = {}

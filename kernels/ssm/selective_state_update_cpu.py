@@ -83,7 +83,8 @@ def _advance(
             y0, y1 = multiply_add(h0, output_n, y0), multiply_add(h1, output_n, y1)
             y2, y3 = multiply_add(h2, output_n, y2), multiply_add(h3, output_n, y3)
         r0, r1, r2, r3 = sum_of(y0), sum_of(y1), sum_of(y2), sum_of(y3)
-        # Loops that sum do not store: else the order of sums would depend on whether source is target.
+        # These two loops are not one: if a loop over single numbers also stored, the compiler would choose
+        # the order of its sums by whether source is target.
         for n in range(whole, width):
             input_1, output_1 = B[b + n], C[c + n]
             v0 = multiply_add_number(load_number(source, s0 + n), decay, u0 * input_1)

@@ -24,7 +24,8 @@ Descriptors = NDArray[np.uint64]
 Indices = NDArray[np.int64]
 EPOCH_BYTES = 8
 MAX_DESCRIPTORS = 1 << 22
-"""Maximum number of descriptors of one pool or of an epoch table. They take 96 MiB. No server has so many
+"""Maximum number of descriptors of one pool or of an epoch table. With the copy that is made for NIXL
+they take 160 MiB. No server has so many
 blocks, but a peer could name any number."""
 
 
@@ -121,7 +122,7 @@ def unit_indices(
     if len(local_ids) != len(remote_ids):
         raise TransferError(f"can't read {len(remote_ids)} {remote.unit}s into {len(local_ids)} of ours")
     ours, ours_run = _checked(local, local_ids, "this server's")
-    theirs, theirs_run = _checked(remote, remote_ids, "the prefill server's")
+    theirs, theirs_run = _checked(remote, remote_ids, "the lending server's")
     if num_pieces == 1:
         return UnitIndices(ours, theirs, 1 if ours_run and theirs_run else _num_runs(ours, theirs))
     pieces = np.arange(num_pieces)

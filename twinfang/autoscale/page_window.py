@@ -1,4 +1,4 @@
-"""The pages of a recent window, and what changed within it."""
+"""The pages of metrics that were read in a recent window of time, and what changed between them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from twinfang.autoscale.metrics_page import Page, PageChange
 
 
 class PageWindow:
-    """Keeps each process's pages for ``window_s``. If a process has restarted, its earlier pages are
-    dropped."""
+    """Keeps each process's last two pages, and all others that a window of ``window_s`` needs. If a process
+    has restarted, its earlier pages are dropped."""
 
     def __init__(self, window_s: float) -> None:
         self._window_s = window_s
@@ -34,7 +34,7 @@ class PageWindow:
         return [PageChange(pages[0], pages[-1]) for pages in self._pages.values() if len(pages) > 1]
 
     def mean(self, name: str) -> float:
-        """Returns a gauge's mean over the window, summed over processes."""
+        """Returns a gauge's mean over the window, summed over processes that were read at least twice."""
         return sum(
             sum(page.sum(name) for page in pages) / len(pages)
             for pages in self._pages.values()
