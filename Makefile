@@ -11,7 +11,7 @@ PIP_INSTALL = $(BIN)/python -m pip install -qq --disable-pip-version-check -c co
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all test-kubernetes lint bench gpu clean
+.PHONY: help demo test test-all test-kubernetes test-cluster lint bench gpu clean
 
 help:  ## these lines
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*##/\t/' | expand -t 18
@@ -27,6 +27,10 @@ test-all: lint  ## the same tests with new random examples, network faults and m
 
 test-kubernetes: $(READY)  ## chart and discovery on a real API server, some minutes; KUBERNETES=folder with kube-apiserver and etcd
 	@KUBERNETES="$(KUBERNETES)" $(BIN)/python -m pytest tests/kubernetes
+
+test-cluster: $(READY)  ## the chart on a cluster made for it, half an hour; KUBERNETES=folder with programs IMAGES=folder with images
+	@KUBERNETES="$(KUBERNETES)" IMAGES="$(IMAGES)" unshare --net --mount --pid --fork --mount-proc --kill-child \
+		$(BIN)/python -m pytest -s tests/cluster
 
 lint: $(READY)  ## ruff, mypy, import-linter, rooms
 	@$(BIN)/ruff check .

@@ -10,7 +10,7 @@ import functools
 import json
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from testing.conditions import wait_until
@@ -28,10 +28,19 @@ START_DEADLINE_S = 120.0
 class ApiServer:
     """One kube-apiserver. Its address and certificate stay the same over restarts."""
 
-    def __init__(self, folder: Path, etcd_port: int, service_account_key: Path) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        etcd_port: int,
+        service_account_key: Path,
+        *,
+        host: str = LOOPBACK,
+        flags: Sequence[str] = (),
+    ) -> None:
         (self.port,) = free_ports(1)
-        self.host = LOOPBACK
-        self.url = f"https://{LOOPBACK}:{self.port}"
+        self.host = host
+        self.url = f"https://{host}:{self.port}"
+        self._flags = flags
         self.authority = folder / "certificates" / "apiserver.crt"
         """The file also contains the authority's certificate."""
         self._folder = folder
@@ -49,7 +58,7 @@ class ApiServer:
 
     def _process(self, *flags: str) -> Process:
         command = [find_program("kube-apiserver"), f"--etcd-servers=http://{LOOPBACK}:{self._etcd_port}"]
-        command += [f"--bind-address={LOOPBACK}", f"--advertise-address={LOOPBACK}"]
+        command += [f"--bind-address={self.host}", f"--advertise-address={self.host}"]
         command += [f"--secure-port={self.port}", f"--cert-dir={self.authority.parent}"]
         command += ["--endpoint-reconciler-type=none", "--service-cluster-ip-range=10.0.0.0/24"]
         command += ["--service-account-issuer=https://kubernetes.default.svc"]
@@ -60,7 +69,7 @@ class ApiServer:
         command += ["--authorization-mode=RBAC", f"--token-auth-file={self._folder / 'tokens.csv'}"]
         if _version_of(command[0]) < (1, 21):  # tokens for pods had to be switched on
             command += ["--feature-gates=BoundServiceAccountTokenVolume=true"]
-        return Process([*command, *flags], self._folder / "kube-apiserver.log")
+        return Process([*command, *self._flags, *flags], self._folder / "kube-apiserver.log")
 
     @contextlib.contextmanager
     def as_user(self, token: str) -> Iterator[Api]:

@@ -63,19 +63,20 @@ class Release:
     def helm(self, *arguments: str, stdin: str = "") -> str:
         return self._run([str(helm_binary()), *arguments], stdin)
 
-    def kubectl(self, *arguments: str, stdin: str = "") -> str:
-        return self._run([str(kubectl_binary()), "--namespace", self.namespace, *arguments], stdin)
+    def kubectl(self, *arguments: str, stdin: str = "", timeout_s: float = COMMAND_TIMEOUT_S) -> str:
+        command = [str(kubectl_binary()), "--namespace", self.namespace, *arguments]
+        return self._run(command, stdin, timeout_s)
 
     def _version(self) -> tuple[int, int]:
         with self.server.as_admin() as api:
             return api.version()
 
-    def _run(self, command: list[str], stdin: str) -> str:
+    def _run(self, command: list[str], stdin: str, timeout_s: float = COMMAND_TIMEOUT_S) -> str:
         """Runs a command with its own home directory, so that it uses nobody's configuration or caches."""
         kubeconfig = self.server.kubeconfig(self.folder / "kubeconfig")
         environment = os.environ | {"HOME": str(self.folder), "KUBECONFIG": str(kubeconfig)}
         process = subprocess.run(
-            command, input=stdin, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, env=environment
+            command, input=stdin, capture_output=True, text=True, timeout=timeout_s, env=environment
         )
         if process.returncode:
             raise CommandFailedError(process.stderr)

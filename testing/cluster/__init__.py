@@ -1,0 +1,1 @@
+"""A real cluster on one machine: control plane, nodes with kubelets and containers, network."""
