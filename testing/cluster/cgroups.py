@@ -7,6 +7,8 @@ from pathlib import Path
 
 MOUNTED = Path("/sys/fs/cgroup")
 REMOVAL_DEADLINE_S = 20.0
+CPU_SHARES = "16"
+"""Of 1,024: while pods start, the control plane, which is outside, and all others must not wait for them."""
 
 
 class NoCgroupsError(Exception):
@@ -39,6 +41,8 @@ def make(name: str) -> list[Path]:
         for setting in ("cpuset.cpus", "cpuset.mems"):  # empty in a new group, which then takes no process
             if (own / setting).exists():
                 (own / setting).write_text((above / setting).read_text())
+        if (own / "cpu.shares").exists():
+            (own / "cpu.shares").write_text(CPU_SHARES)
         made.append(own)
     return made
 

@@ -62,7 +62,11 @@ class Cluster:
         key = folder / "service-account.key"
         make_key = [find_program("openssl"), "genrsa", "-out", str(key), "2048"]
         subprocess.run(make_key, check=True, capture_output=True)
-        self.etcd = Etcd(folder)
+        memory = folder / "memory"
+        memory.mkdir()
+        # etcd waits for the disk at each write, and images that are being unpacked keep the disk busy.
+        subprocess.run(["mount", "-t", "tmpfs", "tmpfs", str(memory)], check=True)
+        self.etcd = Etcd(memory)
         self.server = ApiServer(
             folder / "api-server",
             self.etcd.port,

@@ -16,6 +16,7 @@ from testing.kubernetes.schemas import Schemas
 GRPC_PROBES_SINCE = (1, 24)
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 ROLLOUT_DEADLINE_S = 900.0
+HELM_DEADLINE_S = 300.0
 POLL_INTERVAL_S = 0.5
 
 
@@ -35,14 +36,11 @@ class HelmRelease:
     def upgrade(self, values: Manifest, *files: Path) -> None:
         """Installs the release, or changes it. Returns before the pods are there."""
         chart = self._written_chart(self.release.render(values, *files))
-        name, namespace = self.release.name, self.release.namespace
-        self.release.helm(
-            "upgrade", "--install", name, str(chart), "--namespace", namespace, "--create-namespace"
-        )
+        self._helm("upgrade", "--install", self.release.name, str(chart), "--create-namespace")
 
     def rollback(self) -> None:
         """Goes back to the release before."""
-        self.release.helm("rollback", self.release.name, "--namespace", self.release.namespace)
+        self._helm("rollback", self.release.name)
 
     def wait_until_rolled_out(self) -> None:
         """Waits until each Deployment has its pods, all ready and none of a version before."""
@@ -84,6 +82,9 @@ class HelmRelease:
     def service_url(self) -> str:
         path = f"/api/v1/namespaces/{self.release.namespace}/services/{self.release.prefix}-router"
         return f"http://{self._api.get(path)['spec']['clusterIP']}"
+
+    def _helm(self, *arguments: str) -> None:
+        self.release.helm(*arguments, "--namespace", self.release.namespace, timeout_s=HELM_DEADLINE_S)
 
     def _of(self, path: str) -> list[Manifest]:
         found: list[Manifest] = self._api.get(path)["items"]

@@ -9,7 +9,8 @@ from typing import Any
 
 import httpx
 
-CALL_TIMEOUT_S = 20.0
+CALL_TIMEOUT_S = 60.0
+"""Long, because etcd waits for a disk that others use too."""
 MENDED = "+reflect2"
 MERGE = "application/strategic-merge-patch+json"
 

@@ -60,8 +60,8 @@ class Release:
     def install(self, values: Manifest | None = None, *files: Path) -> list[Manifest]:
         return self.apply(self.render(values, *files))
 
-    def helm(self, *arguments: str, stdin: str = "") -> str:
-        return self._run([str(helm_binary()), *arguments], stdin)
+    def helm(self, *arguments: str, stdin: str = "", timeout_s: float = COMMAND_TIMEOUT_S) -> str:
+        return self._run([str(helm_binary()), *arguments], stdin, timeout_s)
 
     def kubectl(self, *arguments: str, stdin: str = "", timeout_s: float = COMMAND_TIMEOUT_S) -> str:
         command = [str(kubectl_binary()), "--namespace", self.namespace, *arguments]

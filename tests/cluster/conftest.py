@@ -13,7 +13,8 @@ from testing.cluster.cgroups import NoCgroupsError, hierarchies
 from testing.cluster.cluster import Cluster, ImagesMissingError, images_folder, running_cluster
 from testing.cluster.load import Load, table
 from testing.cluster.release import HelmRelease
-from testing.fleets.stack import running_stack
+from testing.fleets.fleet import START_DEADLINE_S
+from testing.fleets.stack import Stack, start_stack
 from testing.kubernetes.process import ProgramMissingError, find_program
 from testing.kubernetes.release import Release
 
@@ -49,7 +50,18 @@ def pytest_runtest_makereport(
 
 
 @pytest.fixture(scope="session")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """One server of both roles. It starts while the cluster does, so tests must wait until it is ready."""
+    network.run_ip("link", "set", "lo", "up")
+    flags = ("--cache-memory", "0.25", "--max-num-seqs", "16")
+    stack = start_stack(tmp_path_factory.mktemp("alone"), "serve", *flags)
+    yield stack
+    if stack.supervisor.poll() is None:
+        stack.stop()
+
+
+@pytest.fixture(scope="session")
+def cluster(alone: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with running_cluster(tmp_path_factory.mktemp("cluster"), images_folder()) as running:
         yield running
 
@@ -63,12 +75,12 @@ def release(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 @pytest.fixture(scope="session")
-def load(release: HelmRelease) -> Iterator[Load]:
-    """Clients of the release's Service. One server of both roles tells them the right answers. What they saw
-    is printed at the end."""
+def load(release: HelmRelease, alone: Stack) -> Iterator[Load]:
+    """Clients of the release's Service. What they saw is printed at the end."""
     load = Load(release.service_url)
-    with running_stack("serve", "--cache-memory", "0.25", "--max-num-seqs", "16") as alone:
-        load.learn(alone.url)
+    alone.wait_until_ready(START_DEADLINE_S)
+    load.learn(alone.url)
+    alone.stop()
     yield load
     print("\n" + table(load.rows))
     print("kept back from this cluster:", ", ".join(sorted(release.kept_back)) or "nothing")

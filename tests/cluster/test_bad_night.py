@@ -65,6 +65,22 @@ def test_a_release_of_one_pod_each_answers_through_its_service(release: HelmRele
     assert load.rows[-1].errors == []
 
 
+def test_an_upgrade_replaces_all_pods(release: HelmRelease, load: Load) -> None:
+    with load.during("`helm upgrade` to another image: all pods are replaced"):
+        release.upgrade(values(size=1, tag=SECOND_TAG), CPU_DEMO)
+        release.wait_until_rolled_out()
+    assert image_tags(release) == {SECOND_TAG}
+    assert load.rows[-1].errors == []
+
+
+def test_a_rollback_takes_it_back(release: HelmRelease, load: Load) -> None:
+    with load.during("`helm rollback`: all pods are replaced"):
+        release.rollback()
+        release.wait_until_rolled_out()
+    assert image_tags(release) == {FIRST_TAG}
+    assert load.rows[-1].errors == []
+
+
 def test_the_planner_doubles_both_pools(release: HelmRelease, load: Load) -> None:
     with load.during("`twinfang autoscale` scales both pools from 1 to 2; a second router"):
         release.upgrade(values(size=2), CPU_DEMO)
@@ -110,20 +126,4 @@ def test_a_node_is_drained(release: HelmRelease, load: Load) -> None:
         release.wait_until_rolled_out()
         assert {pod["spec"]["nodeName"] for pod in release.pods()} == {"node-a"}
         release.release.kubectl("uncordon", "node-b")
-    assert load.rows[-1].errors == []
-
-
-def test_an_upgrade_replaces_all_pods(release: HelmRelease, load: Load) -> None:
-    with load.during("`helm upgrade` to another image: all pods are replaced"):
-        release.upgrade(values(size=2, tag=SECOND_TAG), CPU_DEMO)
-        release.wait_until_rolled_out()
-    assert image_tags(release) == {SECOND_TAG}
-    assert load.rows[-1].errors == []
-
-
-def test_a_rollback_takes_it_back(release: HelmRelease, load: Load) -> None:
-    with load.during("`helm rollback`: all pods are replaced"):
-        release.rollback()
-        release.wait_until_rolled_out()
-    assert image_tags(release) == {FIRST_TAG}
     assert load.rows[-1].errors == []
