@@ -30,7 +30,13 @@ def values(*, size: int, tag: str = FIRST_TAG) -> Manifest:
         "image": {"tag": tag},
         "routerImage": {"tag": tag},
         "poolDefaults": {"replicas": 1, "drainSeconds": 60, "resources": {"limits": {"cpu": "2"}}},
-        "router": {"replicas": size, "preStopSeconds": 5, "shutdownGraceSeconds": 60},
+        "router": {
+            "replicas": size,
+            "preStopSeconds": 5,
+            "shutdownGraceSeconds": 60,
+            # On a starved machine, a role's only server has been silent for longer than 15 s, the default.
+            "flags": {"hold-s": 60},
+        },
     }
     if size > 1:
         flags = {f"{bound}-{role}": size for bound in ("min", "max") for role in ("prefill", "decode")}
