@@ -33,7 +33,12 @@ def long_asks() -> list[Ask]:
     return [Ask(tuple(text[:length]), params[i % 2]) for i, length in enumerate(LENGTHS)]
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+RARE = ("float32 experts", "invariant")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(one, marks=pytest.mark.exhaustive) if one in RARE else one for one in SETTINGS]
+)
 def test_serving_compiles_nothing(name, tmp_path):
     setting = SETTINGS[name]
     shape = MOE_WITH_MTP if setting.model == "moe" else DENSE_WITH_MTP
