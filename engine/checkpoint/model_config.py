@@ -1,4 +1,4 @@
-"""The contents of a checkpoint's ``config.json``, checked once and in one form for all families.
+"""A checkpoint's configuration files, checked once and in one form for all families.
 
 In :class:`ModelConfig` each value has one name. An unsupported value raises an error that names it; no value
 is silently ignored. A family's file in :mod:`engine.models.families` knows which fields the family has and

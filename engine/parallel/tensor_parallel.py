@@ -41,8 +41,8 @@ class TensorParallel:
     experts: ExpertParallel = NO_EXPERT_PARALLEL
     """The distribution of whole routed experts over ranks, if experts are not divided like other weights."""
     in_rank_order: bool = False
-    """Whether :meth:`sum` adds in the order of the ranks. If not, a collective adds, in an order that depends
-    on the tensor's size and so on the batch."""
+    """Whether :meth:`sum` adds in the order of the ranks. If not, a collective adds. Its order
+    depends on the tensor's size, and therefore on the batch."""
 
     def share(self, count: int) -> range:
         """Return this rank's part of ``count`` things that are divided evenly."""
@@ -61,7 +61,7 @@ class TensorParallel:
         return range(one, one + 1)
 
     def copies(self, count: int) -> bool:
-        """Return whether a lower rank holds the same of ``count`` things as this rank."""
+        """Return whether this rank's thing, one of ``count``, is a copy of what a lower rank holds."""
         return count < self.size and self.rank % (self.size // count) != 0
 
     def sum(self, x: Tensor) -> Tensor:

@@ -104,7 +104,10 @@ class Linear:
         bias: bool = False,
         scale: float | Tensor = 1.0,
     ) -> Linear:
-        """Join layers ``(name, out, part)`` with the same inputs to one, which concatenates their outputs."""
+        """Join layers ``(name, out, part)`` that have the same inputs into one layer.
+
+        Its output is their outputs, concatenated.
+        """
         taken = [weights.take_weight(name, (out, in_features), part=part) for name, out, part in layers]
         weight = joined(taken, weights.dtype)
         if not bias:
