@@ -87,6 +87,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     parser.add_argument("--peers", type=Path, help="folder that mamba-ssm, FlashInfer … are installed in")
     options = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that a stage's processes end with this one
     try:
         device = device_facts()

@@ -11,7 +11,9 @@ from engine.config import EngineConfig, gpu_cache_bytes
 from engine.cost.goodput import ServerLimits
 from engine.cost.gpu import GpuSpeed, gpu_costs
 from engine.cost.step_cost import StepCosts
+from engine.cost.step_memory import StepMemory
 from engine.cost.weight_size import weight_bytes
+from engine.parallel.tensor_parallel import ALONE
 from engine.schedule.capacity import Demand
 from wire.errors import CapacityError
 
@@ -67,7 +69,7 @@ def limits_of(model: ModelConfig, gpu_bytes: int, max_model_len: int) -> ServerL
     """Return the limits of servers with default flags. Raises :class:`CapacityError` if ``gpu_bytes`` is too
     small."""
     demand = decode_demand(model, max_model_len)
-    plan = demand.within(gpu_cache_bytes(gpu_bytes - weight_bytes(model)))
+    plan = demand.within(_budget(model, demand, gpu_bytes))
     return ServerLimits(
         EngineConfig.max_batch_tokens, demand.max_num_seqs, plan.num_blocks - 1, plan.block_size
     )
@@ -80,10 +82,16 @@ def crossing(costs: StepCosts, other: StepCosts) -> float | None:
     return (costs.decode.row_s - other.decode.row_s) / saved if saved > 0 else None
 
 
+def _budget(model: ModelConfig, demand: Demand, gpu_bytes: int) -> int:
+    """Return the bytes of both pools of a server with default flags."""
+    steps = StepMemory.of(model, demand, ALONE, max_batch_tokens=EngineConfig.max_batch_tokens)
+    return gpu_cache_bytes(gpu_bytes - weight_bytes(model), steps.total)
+
+
 def _rows(model: ModelConfig, gpu_bytes: int, context: int) -> int:
     """Return how many sequences of full length a decode server holds at once."""
-    budget = gpu_cache_bytes(gpu_bytes - weight_bytes(model))
     demand = decode_demand(model, context)
+    budget = _budget(model, demand, gpu_bytes)
     for rows in range(demand.max_num_seqs, 0, -1):
         try:
             plan = replace(demand, max_num_seqs=rows).within(budget)

@@ -97,7 +97,8 @@ def _readiness(services: Services, status: str) -> JSONResponse:
     if absence is None and services.leaves_requests_to_another_release:
         absence = OTHER_RELEASE
     services.absence_log.saw(absence)
-    if absence is None or (absence is not OTHER_RELEASE and services.has_short_absence):
+    is_short = services.has_short_absence  # asked at every probe: holds note when servers were last there
+    if absence is None or (absence is not OTHER_RELEASE and is_short):
         return JSONResponse({"status": status})
     return error_response(absence.error())
 

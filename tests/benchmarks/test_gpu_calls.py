@@ -34,6 +34,7 @@ def stub(code, *arguments, name="stub", limit_s=30.0, **fields):
 
 @pytest.fixture
 def log(tmp_path):
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
     with open(tmp_path / "log", "wb") as file:
         yield file
 

@@ -18,6 +18,8 @@ import pytest
 from testing.fleets.clients import all_at_once, greedy_body, one_at_a_time
 from testing.fleets.stack import slowed_stack
 
+pytestmark = pytest.mark.exhaustive
+
 NUM_TOKENS = 64
 HANG_DEADLINE_S = 2.0
 DRAIN_S = 120

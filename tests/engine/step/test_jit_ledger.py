@@ -33,7 +33,7 @@ def long_asks() -> list[Ask]:
     return [Ask(tuple(text[:length]), params[i % 2]) for i, length in enumerate(LENGTHS)]
 
 
-RARE = ("float32 experts", "invariant")
+RARE = ("plain", "ngram", "float32 experts", "invariant")
 
 
 @pytest.mark.parametrize(

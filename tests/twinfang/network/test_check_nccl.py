@@ -174,6 +174,7 @@ print(nccl_check.describe(nccl_check.check(store, rank, device, here, log)))
 """
 
 
+@pytest.mark.exhaustive
 def test_two_ranks_measure_their_sums_and_know_of_each_other(tmp_path):
     """On CPUs the sums are gloo's, so the log is a recorded one of NCCL."""
     log = tmp_path / "nccl.log"
