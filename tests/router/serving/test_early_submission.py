@@ -125,8 +125,13 @@ async def test_a_decode_server_that_fails_early_calls_the_prefill_back(early):
 
 async def test_a_decode_server_lost_while_the_prompt_is_computed_is_replaced(early):
     stack, release = await early(num_decode=2)
+
+    async def script(submit, send):
+        await release.wait()  # no server has a token before the prompt is computed
+        await saying([50, 51])(submit, send)
+
     for server in stack.decode:
-        server.script = saying([50, 51])
+        server.script = script
     answer = ask(stack)
     await until(lambda: submitted(stack))
     (lost,) = [server for server in stack.decode if server.submitted]
