@@ -51,12 +51,11 @@ def make(folder: Path, wheels: Path | None) -> None:
         return subprocess.run(command, check=True, text=True, stdout=subprocess.PIPE).stdout.strip()
 
     _make_base(buildah, folder / "base")
-    buildah("push", "localhost/pause", f"docker-archive:{folder / 'pause.tar'}:{PAUSE_IMAGE}")
+    _save(buildah, "pause", folder, PAUSE_IMAGE)
     for target in ("router", "cpu"):
         name = f"twinfang-{target}"
         _build(buildah, target, folder / "pip.conf", wheels)
-        archive = f"docker-archive:{folder / name}.tar:docker.io/library/{name}:{TAG}"
-        buildah("push", f"localhost/{name}", archive)
+        _save(buildah, name, folder, f"docker.io/library/{name}:{TAG}")
 
 
 def _make_base(buildah: Buildah, root: Path) -> None:
@@ -100,6 +99,13 @@ def _build(buildah: Buildah, target: str, settings: Path, wheels: Path | None) -
     ]
     command += ["--target", target, "--tag", f"twinfang-{target}"]
     buildah(*command, "--file", str(ROOT / "deploy" / "docker" / "Dockerfile"), str(ROOT))
+
+
+def _save(buildah: Buildah, image: str, folder: Path, name: str) -> None:
+    """Writes an image to ``folder`` under ``name``. buildah does not write to an archive that is there."""
+    archive = folder / f"{image}.tar"
+    archive.unlink(missing_ok=True)
+    buildah("push", f"localhost/{image}", f"docker-archive:{archive}:{name}")
 
 
 def main(arguments: Sequence[str]) -> int:
