@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from fastapi import Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
-from router.access.api_keys import ApiKey
 from router.access.client import Client
 from router.api.request_headers import session_of
+from router.api.text_body import TextBody, ranged
 from router.http.openai_errors import request_id_of, shown
+from router.models.answer_parts import AnswerForm
 from router.models.catalog import ServedModel
 from router.models.prompt import Prompt
 from router.models.structured_output import StructuredFields
-from router.models.tools.tool_use import ToolUse
 from router.observe.request_trace import begin_trace
 from router.serving.services import Services
 from router.serving.text_request import TextRequest
-from wire.errors import InvalidRequestError, PermissionDeniedError
+from wire.errors import InvalidRequestError
 from wire.messages.sampling_params import RANGES, SamplingParams
 
-log = logging.getLogger(__name__)
-
 MAX_N = 128
-MAX_PRIORITY = 2**31 - 1
 
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "use_beam_search": (None, False),
@@ -45,12 +41,6 @@ change nothing. Any other value is refused, because an answer that ignores the v
 asked for."""
 
 
-def ranged(least: float, most: float) -> Any:
-    """Return a field whose range is shown in /openapi.json. pydantic does not check the range; it is checked
-    later, with a message in the form of this project's errors."""
-    return Field(default=None, json_schema_extra={"minimum": least, "maximum": most})
-
-
 class StreamOptions(BaseModel):
     model_config = ConfigDict(strict=True)
 
@@ -58,18 +48,11 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: bool | None = None
 
 
-class SamplingFields(StructuredFields):
-    """OpenAI's sampling fields and vLLM's extensions. ``null`` means the default, as in both APIs.
-
-    Unknown fields are ignored, as in vLLM, with a line in the debug log.
-    """
-
-    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+class SamplingFields(StructuredFields, TextBody):
+    """OpenAI's sampling fields and vLLM's extensions. ``null`` means the default, as in both APIs."""
 
     unsupported: ClassVar[dict[str, tuple[Any, ...]]] = UNSUPPORTED
 
-    model: str | None = None
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: int | None = ranged(1, MAX_N)
     stop: str | list[str] | None = None
@@ -92,18 +75,6 @@ class SamplingFields(StructuredFields):
     return_token_ids: bool | None = None
     cache_salt: str | None = None
     speculate: bool | None = None
-    priority: int | None = ranged(-MAX_PRIORITY, MAX_PRIORITY)
-
-    def check_extra_fields(self) -> None:
-        """Raise :class:`InvalidRequestError` for a field that is known but not supported."""
-        extra = self.model_extra or {}
-        for name, harmless in self.unsupported.items():
-            if name in extra and extra[name] not in harmless:
-                raise InvalidRequestError(
-                    f"{name} is not supported here, got {shown(extra[name])}: leave it out", param=name
-                )
-        if ignored := extra.keys() - self.unsupported.keys():
-            log.debug("ignored unknown fields of a request: %s", ", ".join(sorted(ignored))[:500])
 
     def check_stream_options(self) -> None:
         if self.stream_options is not None and not self.stream:
@@ -111,29 +82,6 @@ class SamplingFields(StructuredFields):
                 "stream_options is only allowed with stream: true: set that, or leave stream_options out",
                 param="stream_options",
             )
-
-    def priority_for(self, api_key: ApiKey) -> int:
-        """Return the request's priority among waiting requests. A request with a lower number is served
-        earlier.
-
-        Raises :class:`PermissionDeniedError` for a priority that this key may not ask for, and
-        :class:`InvalidRequestError` for a priority that is out of range.
-        """
-        earliest = api_key.min_priority
-        if self.priority is None:
-            return max(0, earliest or 0)
-        if abs(self.priority) > MAX_PRIORITY:
-            raise InvalidRequestError(
-                f"priority must be between -{MAX_PRIORITY} and {MAX_PRIORITY}, got {shown(self.priority)}",
-                param="priority",
-            )
-        if earliest is not None and self.priority < earliest:
-            raise PermissionDeniedError(
-                f"priority is {self.priority}; the lowest that API key {api_key.name!r} may ask for is "
-                f"{earliest}: send that or more, or leave priority out",
-                param="priority",
-            )
-        return self.priority
 
     @property
     def num_choices(self) -> int:
@@ -197,13 +145,13 @@ class SamplingFields(StructuredFields):
         client: Client,
         deadline: float,
         echo: bool = False,
-        tool_use: ToolUse | None = None,
+        form: AnswerForm | None = None,
     ) -> TextRequest:
         """Return the request that the checked fields describe, and begin its trace. Raises
         :class:`InvalidRequestError`, for example if the session's name is too long."""
         options = self.stream_options
         include_usage = options is not None and bool(options.include_usage)
-        shows_marks = tool_use is not None and tool_use.has_special_marks
+        shows_marks = form is not None and form.has_special_marks
         session = session_of(http, services.config)
         request_id = f"{id_prefix}-{request_id_of(http)}"
         return TextRequest(
@@ -221,7 +169,7 @@ class SamplingFields(StructuredFields):
             include_stop_str_in_output=bool(self.include_stop_str_in_output),
             skip_special_tokens=self.skip_special_tokens is not False and not shows_marks,
             cache_salt=self.cache_salt or "",
-            tool_use=tool_use,
+            form=form,
             client=client,
             priority=self.priority_for(client.api_key),
             deadline=deadline,

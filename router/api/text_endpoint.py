@@ -12,12 +12,12 @@ from fastapi.responses import Response
 
 from router.access.client import Client, client_of
 from router.api.request_headers import deadline_of
-from router.api.sampling_fields import SamplingFields
+from router.api.text_body import TextBody
 from router.http.bodies.body_room import share_of
 from router.http.bodies.json_body import read_json
 from router.http.connection import WritePart
 from router.http.disconnect import run_until_disconnect
-from router.http.event_stream import DONE, EventStream, event
+from router.http.event_stream import EventStream, LastWrite
 from router.http.json_answer import JsonAnswer
 from router.serving.answer import Answer, Delta
 from router.serving.generation import Generation
@@ -25,12 +25,14 @@ from router.serving.services import Services, services_of
 from router.serving.slice_lane import SliceLane
 from router.serving.text_lane import TextLane
 from router.serving.text_request import TextRequest
+from router.serving.usage import Usage
+from wire.errors import TwinfangError
 
-Body = TypeVar("Body", bound=SamplingFields)
+Body = TypeVar("Body", bound=TextBody)
 
 
 class Writer(Protocol):
-    """Builds the JSON objects of one API from deltas. The caller adds ``usage``."""
+    """Builds the JSON objects and events of one API from deltas."""
 
     async def begin(self, index: int, answer: Answer, slices: SliceLane) -> None:
         """Prepare the part of the answer that repeats a choice's prompt. To be awaited before anything of the
@@ -40,14 +42,17 @@ class Writer(Protocol):
         """Take the long lists out of ``delta``, convert them to JSON and keep them; return the rest of the
         delta. Only for answers that are not streamed."""
 
-    def whole(self, deltas: Sequence[Delta]) -> dict[str, Any]:
+    def whole(self, deltas: Sequence[Delta], usage: Usage) -> dict[str, Any]:
         """Return the answer as one object; ``deltas[i]`` is all of choice i except what :meth:`keep` took."""
 
-    def chunks(self, index: int, delta: Delta, answer: Answer, *, is_first: bool) -> list[dict[str, Any]]:
-        """Return the chunks for one choice's new delta in a stream."""
+    def written(self, index: int, delta: Delta, answer: Answer, *, is_first: bool) -> bytes:
+        """Return the events for one choice's new delta in a stream. They may be empty."""
 
-    def last_chunk(self) -> dict[str, Any]:
-        """Return the chunk that ends a stream if usage was asked for. It has no choices."""
+    def end(self, usage: Usage) -> bytes:
+        """Return the events that end a stream. At least one."""
+
+    def error_end(self, error: TwinfangError) -> bytes:
+        """Return the events that end a stream that fails."""
 
 
 async def answer_text(
@@ -72,7 +77,7 @@ async def answer_text(
     share_of(http.scope).give_back()
     writer = writer_of(request)
     if request.stream:
-        return EventStream(partial(_events, request, writer, services))
+        return EventStream(partial(_events, request, writer, services), writer.error_end)
     return await run_until_disconnect(http.receive, _answer(request, writer, services))
 
 
@@ -104,7 +109,7 @@ async def _answer(request: TextRequest, writer: Writer, services: Services) -> R
         for index, answer in enumerate(answers):
             await writer.begin(index, answer, services.slices)
         usage = _final_usage(request, generation, services)
-    return JsonAnswer(writer.whole(wholes) | {"usage": usage})
+    return JsonAnswer(writer.whole(wholes, usage))
 
 
 async def _events(
@@ -123,16 +128,9 @@ async def _events(
         seen: set[int] = set()
 
         def written(index: int, delta: Delta) -> bytes:
-            usage = None
-            if request.continuous_usage:
-                num_prompt_tokens = len(request.prompts[index // request.n].token_ids)
-                usage = usage_of(num_prompt_tokens, answers[index].num_tokens, None)
-            chunks = writer.chunks(index, delta, answers[index], is_first=index not in seen)
+            is_first = index not in seen
             seen.add(index)
-            if request.include_usage:
-                for chunk in chunks:
-                    chunk["usage"] = usage
-            return event(chunks[0]) if len(chunks) == 1 else b"".join(map(event, chunks))
+            return writer.written(index, delta, answers[index], is_first=is_first)
 
         while deltas := await generation.step():
             for index, _ in deltas:
@@ -140,11 +138,8 @@ async def _events(
                     await writer.begin(index, answers[index], services.slices)
             data = b"".join(written(index, delta) for index, delta in deltas)
             if generation.has_ended:
-                usage = _final_usage(request, generation, services)
-                if request.include_usage:
-                    data += event(writer.last_chunk() | {"usage": usage})
-                data += DONE
-            if data:  # empty while a tool call is incomplete
+                yield LastWrite(data + writer.end(_final_usage(request, generation, services)))
+            elif data:  # empty while a tool call is incomplete
                 yield data
             # The lane calls the writer once, with a sample text, and later puts other texts in its place.
             # A writer that looks for tool calls has to see every text, so requests with tools have no lane.
@@ -152,20 +147,9 @@ async def _events(
                 lane.open(lambda text: written(0, Delta(text)))
 
 
-def _final_usage(request: TextRequest, generation: Generation, services: Services) -> dict[str, object]:
+def _final_usage(request: TextRequest, generation: Generation, services: Services) -> Usage:
     num_prompt_tokens = request.num_prompt_tokens
     cached = sum(generation.cached_tokens(i * request.n) for i in range(len(request.prompts)))
     services.metrics.prompt_tokens.inc(num_prompt_tokens)
     services.metrics.cached_prompt_tokens.inc(cached)
-    return usage_of(num_prompt_tokens, sum(answer.num_tokens for answer in generation.answers), cached)
-
-
-def usage_of(num_prompt_tokens: int, num_completion_tokens: int, cached_tokens: int | None) -> dict[str, Any]:
-    usage: dict[str, Any] = {
-        "prompt_tokens": num_prompt_tokens,
-        "completion_tokens": num_completion_tokens,
-        "total_tokens": num_prompt_tokens + num_completion_tokens,
-    }
-    if cached_tokens is not None:
-        usage["prompt_tokens_details"] = {"cached_tokens": cached_tokens}
-    return usage
+    return Usage(num_prompt_tokens, sum(answer.num_tokens for answer in generation.answers), cached)

@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from router.http.connection import WRITE_PART, WritePart
 from router.http.disconnect import WriteLimit, run_until_disconnect
-from router.http.openai_errors import error_body, tell_log
+from router.http.openai_errors import tell_log
 from wire.errors import CancelledRequestError, TwinfangError
 
 log = logging.getLogger(__name__)
@@ -25,20 +25,30 @@ def event(data: dict[str, Any]) -> bytes:
     return b"data: " + orjson.dumps(data) + b"\n\n"
 
 
+class LastWrite(bytes):
+    """The write that ends a stream."""
+
+
 class EventStream(Response):
-    """Sends the items that ``writes`` yields, each in one write. The last item ends with :data:`DONE`.
+    """Sends the items that ``writes`` yields, each in one write. Only the last item is a :class:`LastWrite`.
 
     The status goes out with the first item. So an error before the first item is answered with an HTTP error
-    status, while a later error becomes an event of the stream. ``writes`` gets :meth:`write_now` as its
-    argument. The generator that it returns is closed as soon as the client goes away.
+    status, while a later error becomes the stream's end, as ``error_end`` writes it. ``writes`` gets
+    :meth:`write_now` as its argument. The generator that it returns is closed as soon as the client goes
+    away.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, writes: Callable[[WritePart], AsyncGenerator[bytes, None]]) -> None:
+    def __init__(
+        self,
+        writes: Callable[[WritePart], AsyncGenerator[bytes, None]],
+        error_end: Callable[[TwinfangError], bytes],
+    ) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._writes = writes
+        self._error_end = error_end
         self._write_part: WritePart | None = None
         self._has_begun = False
         self._scope: Scope = {}
@@ -77,16 +87,16 @@ class EventStream(Response):
                 if not self._has_begun or isinstance(error, CancelledRequestError):
                     raise
                 tell_log(self._scope, error)
-                last = event(error_body(error)) + DONE
+                last = self._error_end(error)
             except Exception:
                 if not self._has_begun:
                     raise
                 log.exception("request %s: its stream failed", self._scope.get("state", {}).get("request_id"))
                 failure = TwinfangError.told("the router failed on this request; its log says why")
-                last = event(error_body(failure)) + DONE
+                last = self._error_end(failure)
             limit.began()
-            await send(_body(last))
+            await send(_body(LastWrite(last)))
 
 
 def _body(data: bytes) -> dict[str, Any]:
-    return {"type": "http.response.body", "body": data, "more_body": not data.endswith(DONE)}
+    return {"type": "http.response.body", "body": data, "more_body": not isinstance(data, LastWrite)}

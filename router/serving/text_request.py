@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from router.access.client import Client
+from router.models.answer_parts import AnswerForm
 from router.models.catalog import ServedModel
 from router.models.prompt import Prompt
-from router.models.tools.tool_use import ToolUse
 from router.observe.request_trace import RequestTrace
 from wire.messages.sampling_params import SamplingParams
 
@@ -65,8 +65,8 @@ class TextRequest:
     skip_special_tokens: bool
     cache_salt: str
     """Only requests with the same salt share cached prompts."""
-    tool_use: ToolUse | None
-    """How answers may call tools; None: answers are just text."""
+    form: AnswerForm | None
+    """What answers may consist of besides content; None: nothing else."""
     client: Client
     priority: int
     """Requests with a lower number are served earlier."""
@@ -89,9 +89,9 @@ class TextRequest:
     @property
     def tells_just_text(self) -> bool:
         """Whether the events of the stream differ only in their text, and the router need not search this
-        text for stop strings or tool calls."""
+        text for stop strings or marks of parts."""
         tells_more = self.logprobs is not None or self.return_token_ids or self.continuous_usage
-        return len(self.prompts) == self.n == 1 and not (self.stop or self.tool_use or tells_more)
+        return len(self.prompts) == self.n == 1 and not (self.stop or self.form or tells_more)
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -12,7 +12,8 @@ from router.api.openai.chat_prompt import ChatFields, chat_text
 from router.api.openai.chat_response import ChatWriter
 from router.api.openai.logprobs import check_in_one_piece, check_in_step, longest_in_one_piece
 from router.api.openai.schemas import ChatCompletion, answers
-from router.api.sampling_fields import UNSUPPORTED, SamplingFields, check_num_choices, ranged
+from router.api.sampling_fields import UNSUPPORTED, SamplingFields, check_num_choices
+from router.api.text_body import ranged
 from router.api.text_endpoint import answer_text
 from router.http.bodies.json_body import body_schema
 from router.http.openai_errors import shown
@@ -84,7 +85,13 @@ class ChatBody(ChatFields, SamplingFields):
 
 
 async def check_chat(
-    http: Request, body: ChatBody, services: Services, client: Client, deadline: float
+    http: Request,
+    body: ChatBody,
+    services: Services,
+    client: Client,
+    deadline: float,
+    *,
+    id_prefix: str = "chatcmpl",
 ) -> TextRequest:
     """Render, tokenize and check a chat. Raises :class:`InvalidRequestError` that names what is wrong with
     the body, :class:`OverloadedError` if a queue is full, and :class:`UnavailableError` while the limits are
@@ -110,7 +117,7 @@ async def check_chat(
         may_repeat=body.parallel_tool_calls is not False,
         grammars=services.grammars,
     )
-    form = structure if tool_use is None else tool_use
+    enforced = structure if tool_use is None else tool_use
     limits = model.servers.limits()
     prompt = await encode_prompt(
         text,
@@ -135,16 +142,16 @@ async def check_chat(
         max_tokens=max_tokens,
         logprobs=num_logprobs,
         vocab_size=limits.vocab_size,
-        grammar=None if form is None else form.grammar,
+        grammar=None if enforced is None else enforced.grammar,
     )
     return body.text_request(
         http,
         services,
-        id_prefix="chatcmpl",
+        id_prefix=id_prefix,
         model=model,
         prompts=[prompt],
         params=params,
-        tool_use=tool_use,
+        form=tool_use,
         client=client,
         deadline=deadline,
     )

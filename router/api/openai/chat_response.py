@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, assert_never
 
+from router.api.openai.chunks import ChunkEvents, error_end, usage_object
 from router.api.openai.logprobs import JsonList, chat_logprobs
-from router.models.tools.call_scanner import CallScanner, Found
-from router.models.tools.tool_format import ToolCall
+from router.models.answer_parts import (
+    CallArguments,
+    CallBegun,
+    Content,
+    ContentReader,
+    Part,
+    PartReader,
+    Reasoning,
+    gathered,
+)
 from router.serving.answer import Answer, Delta
 from router.serving.slice_lane import SliceLane
 from router.serving.text_request import TextRequest
+from router.serving.usage import Usage
+from wire.errors import TwinfangError
 
 
 class ChatWriter:
@@ -21,7 +31,10 @@ class ChatWriter:
     def __init__(self, request: TextRequest) -> None:
         self._request = request
         self._tokenizer = request.model.tokenizer
-        self._scanners: dict[int, CallScanner] = {}
+        self._events = ChunkEvents(request)
+        self._readers: dict[int, PartReader] = {}
+        self._calling: set[int] = set()
+        """Choices that have calls."""
         self._kept: dict[int, JsonList] = {}
         """Log-probabilities of an answer that is not streamed, by choice, already converted to JSON."""
         kind = "chat.completion.chunk" if request.stream else "chat.completion"
@@ -43,69 +56,61 @@ class ChatWriter:
         self._kept.setdefault(index, JsonList()).add(chat_logprobs(delta.logprobs, self._tokenizer))
         return replace(delta, logprobs=[], text_offsets=[])
 
-    def whole(self, deltas: Sequence[Delta]) -> dict[str, Any]:
+    def whole(self, deltas: Sequence[Delta], usage: Usage) -> dict[str, Any]:
         choices = [self._whole_choice(index, delta) for index, delta in enumerate(deltas)]
-        return {**self._head, "choices": choices, **self._prompt_token_ids()}
+        return {**self._head, "choices": choices, **self._prompt_token_ids(), "usage": usage_object(usage)}
 
     def _whole_choice(self, index: int, delta: Delta) -> dict[str, Any]:
-        found = self._search(index, delta)
-        message: dict[str, Any] = {"role": "assistant", "content": found.content, "refusal": None}
-        if found.calls:
-            message["content"] = found.content or None
-            message["tool_calls"] = [_call(call) for call in found.calls]
+        whole = gathered(self._parts(index, delta))
+        message: dict[str, Any] = {"role": "assistant", "content": whole.content, "refusal": None}
+        message |= _reasoning(whole.reasoning)
+        if whole.calls:
+            message["content"] = whole.content or None
+            message["tool_calls"] = [_begun(call.id, call.name, call.arguments) for call in whole.calls]
         return self._choice(index, delta, "message", message)
 
-    def chunks(self, index: int, delta: Delta, answer: Answer, *, is_first: bool) -> list[dict[str, Any]]:
-        """Return the chunks for one choice's new delta. A choice's first chunk has only the role. A tool call
-        comes in one chunk, once it is complete."""
+    def written(self, index: int, delta: Delta, answer: Answer, *, is_first: bool) -> bytes:
+        """Return the events for one choice's new delta. A choice's first chunk has only the role."""
         chunks = []
         if is_first:
             opening = self._choice(index, Delta(), "delta", {"role": "assistant", "content": ""})
             chunks.append({**self._head, "choices": [opening], **self._prompt_token_ids()})
-        num_before = self._num_calls(index)
-        found = self._search(index, delta)
-        has_ended = delta.finish_reason is not None
-        if not (found.content or found.calls or has_ended) and self._may_leave_out:
-            return chunks
-        news: dict[str, Any] = {}
-        if found.content or not (has_ended or found.calls):
-            news["content"] = found.content
-        if found.calls:
-            news["tool_calls"] = [
-                {"index": number, **_call(call)} for number, call in enumerate(found.calls, num_before)
-            ]
-        return [*chunks, {**self._head, "choices": [self._choice(index, delta, "delta", news)]}]
+        parts = self._parts(index, delta)
+        if parts or delta.finish_reason is not None or not self._may_leave_out:
+            news = _news(parts)
+            if not parts and delta.finish_reason is None:
+                news["content"] = ""
+            chunks.append({**self._head, "choices": [self._choice(index, delta, "delta", news)]})
+        return self._events.written(chunks, index, answer)
 
-    def last_chunk(self) -> dict[str, Any]:
-        return {**self._head, "choices": []}
+    def end(self, usage: Usage) -> bytes:
+        return self._events.end(self._head, usage)
 
-    def _search(self, index: int, delta: Delta) -> Found:
-        """Return a choice's new text and tool calls. Without tools all of it is text."""
-        tool_use = self._request.tool_use
-        if tool_use is None:
-            return Found(delta.text)
-        if index not in self._scanners:
-            self._scanners[index] = tool_use.scanner()
-        scanner = self._scanners[index]
-        found = scanner.push(delta.text)
+    def error_end(self, error: TwinfangError) -> bytes:
+        return error_end(error)
+
+    def _parts(self, index: int, delta: Delta) -> list[Part]:
+        """Return the new parts of a choice."""
+        if index not in self._readers:
+            form = self._request.form
+            self._readers[index] = ContentReader() if form is None else form.reader()
+        reader = self._readers[index]
+        parts = reader.push(delta.text)
         if delta.finish_reason is not None:
-            last = scanner.cut() if delta.finish_reason == "length" else scanner.finish()
-            found.content += last.content
-            found.calls += last.calls
-        return found
+            parts += reader.cut() if delta.finish_reason == "length" else reader.finish()
+        if any(isinstance(part, CallBegun) for part in parts):
+            self._calling.add(index)
+        return parts
 
     @property
     def _may_leave_out(self) -> bool:
-        """Whether chunks without content and calls, which occur while a call is incomplete, are left out."""
+        """Whether chunks without parts, which occur while a mark is incomplete, are left out."""
         request = self._request
-        return request.tool_use is not None and request.logprobs is None and not request.return_token_ids
-
-    def _num_calls(self, index: int) -> int:
-        return self._scanners[index].num_calls if index in self._scanners else 0
+        return request.form is not None and request.logprobs is None and not request.return_token_ids
 
     def _choice(self, index: int, delta: Delta, name: str, news: dict[str, Any]) -> dict[str, Any]:
         request = self._request
-        calls_tools = delta.finish_reason == "stop" and self._num_calls(index) > 0
+        calls_tools = delta.finish_reason == "stop" and index in self._calling
         choice = {
             "index": index,
             name: news,
@@ -131,6 +136,34 @@ class ChatWriter:
         return {"prompt_token_ids": self._request.prompts[0].token_ids}
 
 
-def _call(call: ToolCall) -> dict[str, Any]:
-    function = {"name": call.name, "arguments": call.arguments}
-    return {"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}
+def _news(parts: Sequence[Part]) -> dict[str, Any]:
+    """Return the ``delta`` of a chunk."""
+    reasoning, content, calls = "", "", dict[int, dict[str, Any]]()
+    for part in parts:
+        match part:
+            case Reasoning(text):
+                reasoning += text
+            case Content(text):
+                content += text
+            case CallBegun(index, call_id, name):
+                calls[index] = {"index": index, **_begun(call_id, name, "")}
+            case CallArguments(index, text):
+                entry = calls.setdefault(index, {"index": index, "function": {"arguments": ""}})
+                entry["function"]["arguments"] += text
+            case _:
+                assert_never(part)
+    news: dict[str, Any] = _reasoning(reasoning)
+    if content:
+        news["content"] = content
+    if calls:
+        news["tool_calls"] = list(calls.values())
+    return news
+
+
+def _reasoning(text: str) -> dict[str, Any]:
+    """Return the thinking under both names that clients read: DeepSeek's and vLLM's."""
+    return {"reasoning_content": text, "reasoning": text} if text else {}
+
+
+def _begun(call_id: str, name: str, arguments: str) -> dict[str, Any]:
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}

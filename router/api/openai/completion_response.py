@@ -6,10 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from router.api.openai.chunks import ChunkEvents, error_end, usage_object
 from router.api.openai.logprobs import LogprobsTable, PromptTable, WrittenTable
 from router.serving.answer import Answer, Delta
 from router.serving.slice_lane import SLICE_WEIGHT, SliceLane
 from router.serving.text_request import TextRequest
+from router.serving.usage import Usage
+from wire.errors import TwinfangError
 
 
 class CompletionWriter:
@@ -17,6 +20,7 @@ class CompletionWriter:
 
     def __init__(self, request: TextRequest) -> None:
         self._request = request
+        self._events = ChunkEvents(request)
         self._tokenizer = request.model.tokenizer
         self._prompt_texts: dict[int, str] = {}
         self._prompt_tables: dict[int, WrittenTable] = {}
@@ -59,19 +63,22 @@ class CompletionWriter:
         self._kept.setdefault(index, WrittenTable()).add(self._table(index, delta).columns)
         return replace(delta, logprobs=[], text_offsets=[])
 
-    def whole(self, deltas: Sequence[Delta]) -> dict[str, Any]:
+    def whole(self, deltas: Sequence[Delta], usage: Usage) -> dict[str, Any]:
         """Return the answer as one object; ``deltas[i]`` is all of choice i except what :meth:`keep` took."""
         choices = [self._choice(index, delta, is_first=True) for index, delta in enumerate(deltas)]
-        return {**self._head, "choices": choices}
+        return {**self._head, "choices": choices, "usage": usage_object(usage)}
 
-    def chunks(self, index: int, delta: Delta, answer: Answer, *, is_first: bool) -> list[dict[str, Any]]:
-        """Return the chunk for one choice's new delta. The first chunk of a choice also has its echoed
+    def written(self, index: int, delta: Delta, answer: Answer, *, is_first: bool) -> bytes:
+        """Return the event for one choice's new delta. The first event of a choice also has its echoed
         prompt."""
-        return [{**self._head, "choices": [self._choice(index, delta, is_first=is_first)]}]
+        chunk = {**self._head, "choices": [self._choice(index, delta, is_first=is_first)]}
+        return self._events.written([chunk], index, answer)
 
-    def last_chunk(self) -> dict[str, Any]:
-        """Return the chunk without choices that ends a stream if usage was asked for."""
-        return {**self._head, "choices": []}
+    def end(self, usage: Usage) -> bytes:
+        return self._events.end(self._head, usage)
+
+    def error_end(self, error: TwinfangError) -> bytes:
+        return error_end(error)
 
     def _choice(self, index: int, delta: Delta, *, is_first: bool) -> dict[str, Any]:
         request = self._request

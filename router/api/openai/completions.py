@@ -13,7 +13,8 @@ from router.access.client import Client
 from router.api.openai.completion_response import CompletionWriter
 from router.api.openai.logprobs import check_echoed, check_in_one_piece, check_in_step
 from router.api.openai.schemas import Completion, answers
-from router.api.sampling_fields import UNSUPPORTED, SamplingFields, check_num_choices, ranged
+from router.api.sampling_fields import UNSUPPORTED, SamplingFields, check_num_choices
+from router.api.text_body import ranged
 from router.api.text_endpoint import answer_text
 from router.http.bodies.json_body import body_schema
 from router.http.openai_errors import shown

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
+from router.models.answer_parts import CallArguments, CallBegun, Content, Part
 from router.models.tools.tool_format import Tool, ToolCall, ToolFormat, length_of_beginning
 
 
-@dataclass
-class Found:
-    """The new parts of an answer: text outside of calls, and calls. A call is complete, unless the answer was
-    cut off within it."""
-
-    content: str = ""
-    calls: list[ToolCall] = field(default_factory=list)
-
-
 class CallScanner:
-    """Splits one answer into content and calls. The result does not depend on how the text was cut into
-    pieces.
+    """Divides one answer into content and calls. Each call comes in one piece.
 
     White space around calls is not content. A block that can't be read, or that the model does not end, is
     content, so that no text gets lost. If an answer was cut off, marks and beginnings of marks are
@@ -38,31 +29,29 @@ class CallScanner:
         """The block's begin mark and the blanks before it. They are content if the block is not a call after
         all."""
         self._is_behind_call = False
-        self.num_calls = 0
+        self._num_calls = 0
 
-    def push(self, text: str) -> Found:
-        """Take the next piece of the answer. Return what is new."""
-        found = Found()
+    def push(self, text: str) -> list[Part]:
+        found: list[Part] = []
         self._held += text
         while self._take_block(found) if self._is_inside else self._take_content(found):
             pass
         return found
 
-    def finish(self) -> Found:
-        """End the answer. Return the rest of it."""
-        found = Found()
+    def finish(self) -> list[Part]:
+        found: list[Part] = []
         self._show(self._opening + self._held if self._is_inside else self._held, found)
         self._held = ""
         return found
 
-    def cut(self) -> Found:
-        """End an answer that was cut off. Return the rest of it. Of a call that is not complete, return the
-        part that was written."""
+    def cut(self) -> list[Part]:
+        """Of a call that is not complete, return the part that was written."""
         if not self._is_inside:
             if num_begun := length_of_beginning(self._held, self._form.begin):
                 self._held = self._held[:-num_begun].rstrip()
             return self.finish()
-        found, held = Found(), self._held
+        found: list[Part] = []
+        held = self._held
         self._held, self._is_inside = "", False
         block = held[: len(held) - length_of_beginning(held, self._form.end)]
         try:
@@ -71,7 +60,7 @@ class CallScanner:
             self._show(f"{self._opening}{held}", found)
         return found
 
-    def _take_content(self, found: Found) -> bool:
+    def _take_content(self, found: list[Part]) -> bool:
         """Take the text up to a block's begin mark. Return whether there is a block."""
         before, mark, behind = self._held.partition(self._form.begin)
         if mark:
@@ -86,7 +75,7 @@ class CallScanner:
         self._held = self._held[num_sure:]
         return False
 
-    def _take_block(self, found: Found) -> bool:
+    def _take_block(self, found: list[Part]) -> bool:
         """Take a block if it is complete. Return whether it is complete."""
         end = self._form.end
         at = self._held.find(end, self._num_searched)
@@ -104,15 +93,18 @@ class CallScanner:
         self._is_behind_call = True
         return True
 
-    def _add(self, calls: list[ToolCall], found: Found) -> None:
+    def _add(self, calls: list[ToolCall], found: list[Part]) -> None:
         if self._max_calls is not None:
-            calls = calls[: self._max_calls - self.num_calls]
-        found.calls += calls
-        self.num_calls += len(calls)
+            calls = calls[: self._max_calls - self._num_calls]
+        for index, call in enumerate(calls, self._num_calls):
+            found.append(CallBegun(index, f"call_{secrets.token_hex(12)}", call.name))
+            if call.arguments:
+                found.append(CallArguments(index, call.arguments))
+        self._num_calls += len(calls)
 
-    def _show(self, text: str, found: Found) -> None:
+    def _show(self, text: str, found: list[Part]) -> None:
         if self._is_behind_call:
             text = text.lstrip()
         if text:
-            found.content += text
+            found.append(Content(text))
             self._is_behind_call = False

@@ -36,8 +36,8 @@ class ToolUse:
     has_special_marks: bool
     """Whether the marks are special tokens. If so, the text of answers must show them."""
 
-    def scanner(self) -> CallScanner:
-        """Return the scanner of one answer."""
+    def reader(self) -> CallScanner:
+        """Return the reader of one answer."""
         return CallScanner(self.form, self.tools, max_calls=self.max_calls)
 
 

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from router.api.openai.chunks import error_end
 from router.http import disconnect
 from router.http.connection import WRITE_PART, WritePart
 from router.http.disconnect import WriteLimit
-from router.http.event_stream import DONE, EventStream
+from router.http.event_stream import DONE, EventStream, LastWrite
 from wire.errors import CancelledRequestError
 
 SCOPE: dict[str, Any] = {"type": "http"}
@@ -45,9 +46,9 @@ async def test_what_a_slow_client_does_not_take_at_once_is_left_to_the_task():
         outcomes.append(write_now(b"3"))
         asyncio.get_running_loop().call_soon(drained.set)
         yield b"3"
-        yield DONE
+        yield LastWrite(DONE)
 
-    await EventStream(writes)(SCOPE | {WRITE_PART: write_part}, stays, send)
+    await EventStream(writes, error_end)(SCOPE | {WRITE_PART: write_part}, stays, send)
     assert outcomes == [False, True, False]
     assert sent == [b"start", b"1", b"2", b"3", DONE]
 

@@ -111,7 +111,7 @@ def written(monkeypatch):
         monkeypatch.setattr(cls, name, note)
 
     for cls in (CompletionWriter, ChatWriter):
-        noting(cls, "chunks")
+        noting(cls, "written")
         noting(cls, "keep")
     return found, turns
 

@@ -1,6 +1,7 @@
 """Each format reads the calls that models write in it, wherever the text is cut."""
 
 import json
+from itertools import chain
 
 import jsonschema
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
+from router.models.answer_parts import gathered
 from router.models.chat_template import ChatTemplate
 from router.models.grammar import literal
 from router.models.tools.call_scanner import CallScanner
@@ -63,10 +65,8 @@ CALLS = [("weather", {"city": "Zürich", "days": [1, 2]}), ("clock", {})]
 def scan(form, pieces, **limits):
     """Content and calls, by name and arguments."""
     scanner = CallScanner(form, TOOLS, **limits)
-    found = [*map(scanner.push, pieces), scanner.finish()]
-    calls = [call for one in found for call in one.calls]
-    assert scanner.num_calls == len(calls)
-    return "".join(one.content for one in found), [(call.name, json.loads(call.arguments)) for call in calls]
+    whole = gathered([*chain.from_iterable(map(scanner.push, pieces)), *scanner.finish()])
+    return whole.content, [(call.name, json.loads(call.arguments)) for call in whole.calls]
 
 
 def lark_of(form, tools, *, may_repeat):
@@ -97,10 +97,8 @@ def test_a_format_reads_its_calls(name):
 
 def cut_off(name, text):
     scanner = CallScanner(FORMATS[name], TOOLS)
-    found = [scanner.push(text), scanner.cut()]
-    calls = [(call.name, call.arguments) for one in found for call in one.calls]
-    assert scanner.num_calls == len(calls)
-    return "".join(one.content for one in found), calls
+    whole = gathered(scanner.push(text) + scanner.cut())
+    return whole.content, [(call.name, call.arguments) for call in whole.calls]
 
 
 @pytest.mark.parametrize("name", SAID)
@@ -147,8 +145,8 @@ def test_what_begins_no_call_is_content_where_it_is_cut_too(name, block):
 
 def test_a_call_too_many_is_not_told_where_it_is_cut_either():
     scanner = CallScanner(FORMATS["hermes"], TOOLS, max_calls=1)
-    found = [scanner.push(SAID["hermes"][:-5]), scanner.cut()]
-    assert [call.name for one in found for call in one.calls] == ["weather"]
+    whole = gathered(scanner.push(SAID["hermes"][:-5]) + scanner.cut())
+    assert [call.name for call in whole.calls] == ["weather"]
 
 
 @pytest.mark.parametrize("name", SAID)
