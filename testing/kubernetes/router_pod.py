@@ -46,9 +46,12 @@ class RouterPod(PodProcess):
         return {address for address, worker in self.workers().items() if worker["state"] == "serving"}
 
     def why_not_ready(self) -> str:
-        """Returns why the router is not ready; empty if it is ready."""
-        answer = self._client.get("/readyz")
-        return "" if answer.status_code == 200 else str(answer.json()["error"]["message"])
+        """Returns why the router is not ready, as operators see it; empty if it is ready."""
+        if self._client.get("/readyz").status_code == 200:
+            return ""
+        answer = self._client.get("/admin/v1/pools")
+        assert answer.status_code == 200, answer.text
+        return " ".join(pool["problem"] for pool in answer.json()["pools"])
 
     def metric(self, name: str, **labels: str) -> float:
         """Returns a metric's value, 0 if there is no such series. Labels must be in the page's order."""
