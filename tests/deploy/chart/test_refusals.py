@@ -26,6 +26,29 @@ DIRECTORY_IN_IMAGE = {"name": "m", "directory": ".", "volume": {"image": {"refer
         ({"poolDefaults": {"sharedMemory": "1GiB"}}, "'1GiB' does not match"),
         ({"decodePools": {"Big": {}}}, "'Big' does not match"),
         ({"image": {"digest": "latest"}}, "at '/image/digest': 'latest' does not match"),
+        (
+            {"routerImage": {"repository": "registry:5000/twinfang-router:0.1.0"}},
+            'routerImage.repository "registry:5000/twinfang-router:0.1.0": a tag goes into routerImage.tag',
+        ),
+        (
+            {"decodePools": {"default": {"flags": {"block-size": 32}}}},
+            "flags.block-size: prefillPools.default has the default and decodePools.default has 32, and",
+        ),
+        (
+            {
+                "poolDefaults": {"flags": {"dtype": "bfloat16"}},
+                "prefillPools": {"default": {"flags": {"dtype": "float32"}}},
+            },
+            "flags.dtype: prefillPools.default has float32 and decodePools.default has bfloat16, and",
+        ),
+        (
+            {"auth": {"apiKeys": {"existingSecret": "keys", "lines": [f"alice sha256:{'a' * 64}"]}}},
+            "auth.apiKeys: existingSecret and lines are both set",
+        ),
+        (
+            {"auth": {"adminToken": {"existingSecret": "token", "digest": f"sha256:{'a' * 64}"}}},
+            "auth.adminToken: existingSecret and digest are both set",
+        ),
         ({"auth": {"apiKeys": {"lines": ["alice twinfang-secret"]}}}, "at '/auth/apiKeys/lines/0'"),
         ({"auth": {"adminToken": {"digest": "secret"}}}, "at '/auth/adminToken/digest'"),
         ({"model": {"volume": {"hostPath": {"path": "/m"}, "image": {"reference": "m"}}}}, "maxProperties"),
@@ -163,6 +186,14 @@ def test_a_map_that_is_left_empty_is_an_empty_map(part: str) -> None:
     """As in a file of values whose lines below the name are commented out."""
     autoscale = {"enabled": True} if part == "env" else {"enabled": True, part: None}
     render({"router": {part: None}, "poolDefaults": {part: None}, "autoscale": autoscale})
+
+
+def test_a_registry_may_have_a_port() -> None:
+    render({"image": {"repository": "registry:5000/llm/twinfang-cuda"}})
+
+
+def test_the_default_may_be_written_out() -> None:
+    render({"decodePools": {"default": {"flags": {"dtype": "auto", "batch-invariant": False}}}})
 
 
 def test_pools_that_say_nothing_of_groups_are_none() -> None:
