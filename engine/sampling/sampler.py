@@ -82,7 +82,7 @@ class Sampler:
             token_ids = torch.where(columns.temperature[:, None] > 0, drawn, token_ids)
         if needs.budgeted:
             assert self._budgets is not None
-            token_ids = self._budgets.force(token_ids, rows, input_ids[:, 1:])
+            token_ids = self._budgets.force(token_ids, rows, positions + 1, input_ids[:, 1:])
         return token_ids, best.abs() < torch.inf  # the same as isfinite, with half the launches
 
     def _constrain(self, raw: torch.Tensor, processed: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
@@ -130,7 +130,7 @@ class Sampler:
         if not (needs.processed or needs.budgeted):
             return
         gained = results[:, 3:]
-        num_gained = torch.where(forced < 0, accepted, 0)
+        num_gained = torch.where(forced < 0, accepted.to(torch.int64), 0)
         if needs.processed:
             order = torch.arange(gained.shape[1], device=gained.device)
             count_tokens(self._table.tokens.counts, rows, gained, order < num_gained[:, None])

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import NamedTuple
 
 from wire.messages.sampling_params import MAX_MARK_TOKENS, Thinking
 
@@ -28,15 +27,6 @@ KEPT_MARKS = 64
 
 def is_thinking(state: int) -> bool:
     return THINKING <= state < BEGINNING
-
-
-class Progress(NamedTuple):
-    """How far an answer's thinking has come."""
-
-    state: int
-    num_tokens: int
-    """Number of thinking tokens. They are the tokens behind the begin mark; once the thinking is over, the
-    end mark is counted as well."""
 
 
 class ThinkingAutomaton:
@@ -64,15 +54,14 @@ class ThinkingAutomaton:
         """Returns the state after one more token."""
         return self.moves[state].get(token_id, otherwise(state))
 
-    def follow(self, thinking: Thinking, answer: Iterable[int]) -> Progress:
-        """Returns how far the thinking has come in ``answer``."""
-        state, num_tokens = start(thinking), 0
+    def follow(self, thinking: Thinking, answer: Iterable[int]) -> int:
+        """Returns the state after ``answer``."""
+        state = start(thinking)
         for token_id in answer:
             if state == OVER:
                 break
-            num_tokens += is_thinking(state)
             state = self.next(state, token_id)
-        return Progress(state, num_tokens)
+        return state
 
 
 def start(thinking: Thinking) -> int:

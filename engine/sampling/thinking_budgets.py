@@ -1,19 +1,19 @@
 """Ends the thinking of rows that have used up their budgets: forces the tokens of the end mark.
 
 An automaton on the device follows each row's answer (:mod:`engine.sampling.thinking_automaton`), so that
-steps can be launched before earlier steps were read back. At each position it gives, for the drafts up to
-there, the state and the number of thinking tokens. If this number has reached the budget, the position's
-token is the one that continues the end mark. A mark that the model has written in part is completed.
+steps can be launched before earlier steps were read back. It gives the state at each position, for the drafts
+up to there. Thinking tokens follow each other without a gap, so a budget is used up from a certain index on.
+If a row is still within its thinking there, the position's token is the one that continues the end mark: a
+mark that the model has written in part is completed.
 
 Drafts are then compared with that token, as with any other. So the tokens do not depend on drafts.
 
-| table | shape | holds |
+| table, int64 | shape | holds |
 |---|---|---|
-| marks | ``[N + 1, 2 M]`` int64 | end mark and begin mark, each padded with -1 to M tokens |
-| moves | ``[N + 1, NUM_STATES * (2 M + 1)]`` int32 | next states, by state and by the place of the token |
-| budget | ``[N + 1]`` int64 | maximum number of thinking tokens |
-| state | ``[N + 1]`` int32 | the state after all known tokens |
-| num_tokens | ``[N + 1]`` int32 | the number of thinking tokens among them |
+| marks | ``[N + 1, 2 M]`` | end mark and begin mark, each padded with -1 to M tokens |
+| moves | ``[N + 1, NUM_STATES * (2 M + 1)]`` | next states, by state and by the place of the token |
+| until | ``[N + 1]`` | the index from which on the budget is used up |
+| state | ``[N + 1]`` | the state after all known tokens |
 
 A token that is in neither mark has place 2 M. All entries are 0 in rows without a budget, in cleared rows and
 in the null row; state 0 is the one behind the thinking. ``N`` is the number of rows, ``M`` the maximum number
@@ -50,13 +50,13 @@ class ThinkingBudgets:
             num_rows + 1,
             {
                 "marks": (torch.int64, 2 * MAX_MARK_TOKENS),
-                "moves": (torch.int32, NUM_STATES * _NUM_PLACES),
-                "budget": (torch.int64, 0),
-                "state": (torch.int32, 0),
-                "num_tokens": (torch.int32, 0),
+                "moves": (torch.int64, NUM_STATES * _NUM_PLACES),
+                "until": (torch.int64, 0),
+                "state": (torch.int64, 0),
             },
             device,
         )
+        self._places = torch.arange(_NUM_PLACES - 1, device=device)
         self._rows: set[int] = set()
         """Rows whose requests have budgets."""
 
@@ -66,70 +66,65 @@ class ThinkingBudgets:
         if thinking is None or thinking.budget is None:
             return
         automaton = ThinkingAutomaton.of(thinking)
-        state, num_tokens = automaton.follow(thinking, request.tokens[request.num_prompt :])
         marks = _padded(thinking.end_token_ids) + _padded(thinking.begin_token_ids)
+        first = 0 if thinking.is_open else len(thinking.begin_token_ids)
         self._rows.add(request.row)
         self.fields.write(
             request.row,
             marks=marks,
             moves=_moves(automaton, marks),
-            budget=thinking.budget,
-            state=state,
-            num_tokens=num_tokens,
+            until=request.num_prompt + first + thinking.budget,
+            state=automaton.follow(thinking, request.tokens[request.num_prompt :]),
         )
 
     def clear(self, row: int) -> None:
         """Take the budget away from a row, after its request has left."""
         if row in self._rows:
             self._rows.discard(row)
-            self.fields.write(row, marks=0, moves=OVER, budget=0, state=OVER, num_tokens=0)
+            self.fields.write(row, marks=0, moves=OVER, until=0, state=OVER)
 
-    def force(self, token_ids: torch.Tensor, rows: torch.Tensor, drafts: torch.Tensor) -> torch.Tensor:
+    def force(
+        self, token_ids: torch.Tensor, rows: torch.Tensor, index: torch.Tensor, drafts: torch.Tensor
+    ) -> torch.Tensor:
         """Return ``token_ids`` ``[R, T]`` with the end mark's tokens where budgets are used up.
 
-        ``rows`` is ``[R]`` int64. ``drafts`` ``[R, T - 1]`` int64 are the inputs of positions 1 … T - 1.
-        """
-        states, num_tokens = self._follow(rows, drafts)
-        is_over_budget = num_tokens >= self.fields.device["budget"][rows][:, None]
-        is_forced = (states >= THINKING) & (states < BEGINNING) & is_over_budget
-        next_place = (states - THINKING).clamp(min=0, max=MAX_MARK_TOKENS - 1).to(torch.int64)
-        return torch.where(is_forced, self.fields.device["marks"][rows].gather(1, next_place), token_ids)
-
-    def commit(self, rows: torch.Tensor, gained: torch.Tensor, num_gained: torch.Tensor) -> None:
-        """Follow the first ``num_gained`` ``[R]`` tokens of ``gained`` ``[R, T]`` in each of ``rows``."""
-        states, num_tokens = self._follow(rows, gained)
-        last = num_gained[:, None].to(torch.int64)
-        self.fields.device["state"].index_copy_(0, rows, states.gather(1, last)[:, 0])
-        self.fields.device["num_tokens"].index_copy_(0, rows, num_tokens.gather(1, last)[:, 0])
-
-    def _follow(self, rows: torch.Tensor, token_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return states and numbers of thinking tokens, before ``token_ids`` ``[R, n]`` and after each.
-
-        Both are ``[R, 1 + n]`` int32.
+        ``rows`` is ``[R]`` int64. ``index`` ``[R, T]`` int64 is the index of the token that each position
+        chooses. ``drafts`` ``[R, T - 1]`` int64 are the inputs of positions 1 … T - 1.
         """
         tables = self.fields.device
-        order = torch.arange(_NUM_PLACES - 1, device=rows.device)
+        states = self._follow(rows, drafts)
+        is_thinking = (states >= THINKING) & (states < BEGINNING)
+        is_forced = is_thinking & (index >= tables["until"][rows][:, None])
+        next_place = (states - THINKING).clamp(min=0, max=MAX_MARK_TOKENS - 1)
+        return torch.where(is_forced, tables["marks"][rows].gather(1, next_place), token_ids)
+
+    def commit(self, rows: torch.Tensor, gained: torch.Tensor, num_gained: torch.Tensor) -> None:
+        """Follow each row's first ``num_gained`` ``[R]`` int64 tokens of ``gained`` ``[R, T]``."""
+        states = self._follow(rows, gained)
+        self.fields.device["state"][rows] = states.gather(1, num_gained[:, None])[:, 0]
+
+    def _follow(self, rows: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+        """Return the states before ``token_ids`` ``[R, n]`` and after each of them, ``[R, 1 + n]``."""
+        tables = self.fields.device
         is_here = token_ids[:, :, None] == tables["marks"][rows][:, None]
-        places = torch.where(is_here, order, _NUM_PLACES - 1).amin(dim=-1)
-        moves = tables["moves"].view(-1)
-        states, num_tokens = [tables["state"][rows]], [tables["num_tokens"][rows]]
+        places = torch.where(is_here, self._places, _NUM_PLACES - 1).amin(dim=-1)
+        places = places + (rows * (NUM_STATES * _NUM_PLACES))[:, None]
+        moves, states = tables["moves"].view(-1), [tables["state"][rows]]
         for i in range(token_ids.shape[1]):
-            state = states[-1]
-            num_tokens.append(num_tokens[-1] + ((state >= THINKING) & (state < BEGINNING)))
-            states.append(moves[(rows * NUM_STATES + state) * _NUM_PLACES + places[:, i]])
-        return torch.stack(states, dim=1), torch.stack(num_tokens, dim=1)
+            states.append(moves[places[:, i] + states[-1] * _NUM_PLACES])
+        return torch.cat([state[:, None] for state in states], dim=1)
 
 
 def _padded(mark: tuple[int, ...]) -> list[int]:
     return [*mark, *[_NO_TOKEN] * (MAX_MARK_TOKENS - len(mark))]
 
 
-def _moves(automaton: ThinkingAutomaton, marks: list[int]) -> NDArray[np.int32]:
+def _moves(automaton: ThinkingAutomaton, marks: list[int]) -> NDArray[np.int64]:
     """Return the next states by state and by the token's place in ``marks``, one state after the other.
 
     A token that is in ``marks`` twice has its first place.
     """
-    moves = np.empty((NUM_STATES, _NUM_PLACES), dtype=np.int32)
+    moves = np.empty((NUM_STATES, _NUM_PLACES), dtype=np.int64)
     moves[:] = [[otherwise(state)] for state in range(NUM_STATES)]
     for state, next_states in enumerate(automaton.moves):
         for token_id, next_state in next_states.items():

@@ -220,7 +220,7 @@ def test_json_behind_open_thinking_is_valid_in_fifty_draws(engines, bundled_mode
 
 
 def test_an_answer_thinks_or_begins_with_its_grammar_at_once(engines, bundled_model, tokenizer):
-    """The first mask is the grammar's and the mark's first token, which a bias makes certain or impossible."""
+    """The first mask has the grammar's tokens and the mark's. A bias makes that one certain or impossible."""
     thinking = Thinking((300, 304), END, is_open=False, budget=6)
     asks = [
         replace(
