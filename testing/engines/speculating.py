@@ -24,7 +24,7 @@ from testing.engines.leading import own
 from testing.engines.sanitizing import SANITIZE
 from testing.engines.shared_prefixes import prompts_with_shared_prefixes
 from wire.messages.generation import RequestStats, TokenLogprobs
-from wire.messages.sampling_params import SamplingParams
+from wire.messages.sampling_params import SamplingParams, Thinking
 
 LOGPROB_TOLERANCE = 5e-5
 """Room for float32 rounding with random weights, whose logits are large: without speculation, a request that
@@ -334,6 +334,7 @@ def sampled_asks(count: int, seed: int, num_tokens: int = 16) -> list[Ask]:
         ({"temperature": 0.0, "logprobs": 4, "min_tokens": 3}, stops),
         ({"temperature": 0.8, "speculate": False, "logprobs": 1}, frozenset()),
         ({"temperature": 1.2, "min_p": 0.05}, stops),
+        ({"temperature": 0.9, "thinking": Thinking((5,), (7, 8, 7), is_open=True, budget=4)}, frozenset()),
     ]
     asks = []
     for i, ask in enumerate(greedy_asks(count, seed, num_tokens)):

@@ -16,6 +16,7 @@ from testing.checkpoints.random_checkpoint import EOS_TOKEN_ID
 from testing.engines.speculating import Answer, Ask, greedy_asks, sampled_asks, serve, short_asks
 from testing.simulated_gpu.gpu import SimulatedGpu
 from testing.simulated_gpu.streams import AtOnce, Late, Pace
+from wire.messages.sampling_params import Thinking
 
 
 @dataclass(frozen=True)
@@ -127,13 +128,15 @@ def _is_same(ours: Answer, theirs: Answer) -> bool:
 
 def all_kinds_of_asks(count: int, seed: int) -> list[Ask]:
     """Return requests of every kind: greedy and sampled in all ways, with log-probabilities of prompts, with
-    grammars."""
+    grammars, also behind thinking."""
     words = LLMatcher.grammar_from_regex("([a-z]{1,5} ){2,3}")
     asks = [*greedy_asks(count, seed), *sampled_asks(count, seed)]
     for ask in greedy_asks(4, seed + 1)[2:]:
         asks.append(replace(ask, params=replace(ask.params, logprobs=2), prompt_logprobs=1))
         params = replace(ask.params, grammar=words, min_tokens=0)
-        asks.append(replace(ask, params=params, stop=frozenset([EOS_TOKEN_ID])))
+        thinking = Thinking((50,), (51, 52), is_open=True, budget=3)
+        for one in (params, replace(params, thinking=thinking)):
+            asks.append(replace(ask, params=one, stop=frozenset([EOS_TOKEN_ID])))
     random.Random(seed).shuffle(asks)
     return asks
 

@@ -6,12 +6,13 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.request import Request
 from testing.engines.sanitizing import SANITIZE
-from wire.messages.sampling_params import SamplingParams
+from wire.messages.sampling_params import SamplingParams, Thinking
 
 PROMPT = [40 + i % 23 for i in range(37)]
 PARAMS = {
     "greedy": {"temperature": 0},
     "sampled": {"temperature": 0.9, "top_p": 0.95},
+    "thinking": {"temperature": 0.9, "thinking": Thinking((300,), (301, 302), is_open=True, budget=6)},
     "penalised": {"temperature": 0.7, "frequency_penalty": 0.8, "repetition_penalty": 1.2, "min_tokens": 20},
 }
 NUM_TOKENS = 24

@@ -140,7 +140,7 @@ def looked_up(text, budget):
 @pytest.mark.parametrize("drafter", ["mtp", "ngram"])
 def test_drafts_do_not_depend_on_company(models, drafter):
     """Of sampled requests too, whose MTP drafts are drawn with their own seeds."""
-    asks = sampled_asks(10, seed=6)
+    asks = sampled_asks(11, seed=6)
     engine = make_engine(models["dense"], "none", K, drafter, 0)
     recorder = Recorder(engine)
     alone = serve(engine, asks, concurrency=1)

@@ -24,14 +24,20 @@ from engine.step.buffers import capture_sizes
 from engine.step.recorded_forward import RecordedForward
 from testing.checkpoints.random_checkpoint import DENSE_WITH_MTP, EOS_TOKEN_ID, MOE_WITH_MTP, make_checkpoint
 from testing.engines.speculating import Ask, greedy_asks, make_engine, serve
-from wire.messages.sampling_params import SamplingParams
+from wire.messages.sampling_params import SamplingParams, Thinking
 
 KERNELS = str(Path(moe.__file__).parents[3] / "kernels")
 KINDS = {
     "greedy": {"temperature": 0.0},
     "random": {"temperature": 0.9, "min_p": 0.02},
     "filtered": {"temperature": 0.9, "top_p": 0.9, "top_k": 30},
-    "processed": {"temperature": 0.9, "frequency_penalty": 0.5, "min_tokens": 3, "logit_bias": ((7, 1.0),)},
+    "processed": {
+        "temperature": 0.9,
+        "frequency_penalty": 0.5,
+        "min_tokens": 3,
+        "logit_bias": ((7, 1.0),),
+        "thinking": Thinking((50,), (51, 52), is_open=True, budget=4),
+    },
 }
 SHAPED_BY_DATA = {
     "_local_scalar_dense",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import fields, replace
+from itertools import product
 
 import pytest
 import torch
@@ -74,8 +75,7 @@ def test_no_wait_can_be_removed(models, wait):
 
 
 def test_every_kind_of_sampling_has_a_graph():
-    flags = (False, True)
-    every = [SamplingNeeds(a, b, c, d) for a in flags for b in flags for c in flags for d in flags]
+    every = [SamplingNeeds(*flags) for flags in product((False, True), repeat=len(fields(SamplingNeeds)))]
     reachable = [needs for needs in every if needs.random or not needs.filtered]
     for needs in reachable:
         assert any(kind | needs == kind for kind in CAPTURED), needs
