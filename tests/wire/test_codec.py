@@ -11,10 +11,18 @@ from wire.codec import MAX_MESSAGE_BYTES, PROTOCOL_VERSION, decode, encode
 from wire.errors import InvalidRequestError, TwinfangError, WireError, error_from_code
 from wire.messages.generation import Cancel, RequestOutput, StepOutputs, Submit, TokenLogprobs
 from wire.messages.handoff import Ticket
-from wire.messages.sampling_params import SamplingParams
+from wire.messages.sampling_params import SamplingParams, Thinking
 from wire.outbox import MAX_NUMBERS, Outbox
 
 token_ids = st.lists(st.integers(0, 2**31), max_size=20).map(tuple)
+marks = st.lists(st.integers(0, 2**31), min_size=1, max_size=16).map(tuple)
+thinkings = st.builds(
+    Thinking,
+    begin_token_ids=marks,
+    end_token_ids=marks,
+    is_open=st.booleans(),
+    budget=st.none() | st.integers(0, 2**31),
+)
 params = st.builds(
     SamplingParams,
     max_tokens=st.integers(16, 4096),
@@ -25,6 +33,7 @@ params = st.builds(
     min_tokens=st.integers(0, 16),
     ignore_eos=st.booleans(),
     logprobs=st.none() | st.integers(0, 20),
+    thinking=st.none() | thinkings,
 )
 tickets = st.builds(
     Ticket,

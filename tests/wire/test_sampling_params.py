@@ -3,7 +3,7 @@
 import pytest
 
 from wire.errors import InvalidRequestError
-from wire.messages.sampling_params import SamplingParams
+from wire.messages.sampling_params import MAX_MARK_TOKENS, THINKING_BUDGETS, SamplingParams, Thinking
 
 LIMITS = {
     "temperature": (0.0, 1e4),
@@ -36,3 +36,32 @@ def test_a_bias_outside_its_limits_is_refused(bias):
 def test_a_repetition_penalty_by_which_logits_overflow_is_refused(value):
     with pytest.raises(InvalidRequestError, match="repetition_penalty must be between"):
         SamplingParams(max_tokens=1, repetition_penalty=value)
+
+
+@pytest.mark.parametrize("name", ["begin_token_ids", "end_token_ids"])
+def test_a_mark_of_thinking_has_a_bounded_number_of_tokens_of_the_vocabulary(name):
+    def params(mark):
+        marks = {"begin_token_ids": (1,), "end_token_ids": (2,)} | {name: mark}
+        return SamplingParams(max_tokens=1, thinking=Thinking(**marks, is_open=True))
+
+    params(tuple(range(MAX_MARK_TOKENS))).check_vocabulary(MAX_MARK_TOKENS)
+    for mark in ((), tuple(range(MAX_MARK_TOKENS + 1))):
+        with pytest.raises(InvalidRequestError) as raised:
+            params(mark)
+        assert (
+            str(raised.value)
+            == f"thinking.{name} (their count) must be between 1 and {MAX_MARK_TOKENS}, got {len(mark)}"
+        )
+        assert raised.value.param == f"thinking.{name}"
+    for token_id in (-1, 9):
+        with pytest.raises(InvalidRequestError, match=f"thinking.{name} must be between 0 and 8, got"):
+            params((3, token_id)).check_vocabulary(9)
+
+
+def test_a_budget_of_thinking_outside_its_limits_is_refused():
+    low, high = THINKING_BUDGETS
+    for value in (low, high, None):
+        Thinking((1,), (2,), is_open=False, budget=value)
+    for value in (low - 1, high + 1):
+        with pytest.raises(InvalidRequestError, match=f"between {low} and {high}, got {value}"):
+            Thinking((1,), (2,), is_open=False, budget=value)

@@ -11,6 +11,9 @@ MAX_LOGPROBS = 20
 MAX_STOP_TOKEN_IDS = 256
 MAX_LOGIT_BIASES = 1024
 MAX_GRAMMAR_BYTES = 128 << 10
+MAX_MARK_TOKENS = 16
+THINKING_BUDGETS = (0, 1 << 31)
+"""Smallest and largest :attr:`Thinking.budget`."""
 GREEDY_BELOW = 1e-5
 """A temperature below this is greedy: dividing logits by it would overflow float32."""
 
@@ -31,6 +34,32 @@ outside its range, logits overflow float32. To the engine, logits that are not f
 damaged state, so it would end the request."""
 CHECKPOINT_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 """Parameters whose defaults may come from a checkpoint's ``generation_config.json``."""
+
+
+@message
+class Thinking:
+    """Where an answer's thinking begins and ends, as tokens, and how long it may be.
+
+    A prompt whose template ends with the begin mark leaves the thinking open: it begins with the answer.
+    Otherwise it begins behind the begin mark, if this mark is the first tokens of the answer, white space
+    included: a server does not know which tokens are white space. The thinking ends where the end mark has
+    been written for the first time. Then it never begins again.
+    """
+
+    begin_token_ids: tuple[int, ...]
+    """The begin mark, for example the token ``<think>``."""
+    end_token_ids: tuple[int, ...]
+    """The end mark. A budget that is used up makes the server write these tokens."""
+    is_open: bool
+    """Whether the prompt ends within the thinking."""
+    budget: int | None = None
+    """Maximum number of thinking tokens between the two marks. None: no limit."""
+
+    def __post_init__(self) -> None:
+        for name in ("begin_token_ids", "end_token_ids"):
+            _within(f"thinking.{name} (their count)", len(getattr(self, name)), 1, MAX_MARK_TOKENS)
+        if self.budget is not None:
+            _within("thinking.budget", self.budget, *THINKING_BUDGETS)
 
 
 @message
@@ -68,7 +97,10 @@ class SamplingParams:
     speculate: bool = True
     """False: decode this request without drafts. Its tokens are the same either way."""
     grammar: str | None = None
-    """The grammar that the whole answer must follow, in llguidance's form: its JSON, or Lark."""
+    """The grammar that the whole answer must follow, in llguidance's form: its JSON, or Lark. If the answer
+    has thinking, the grammar begins behind it."""
+    thinking: Thinking | None = None
+    """None: the answer has no thinking, or nothing depends on where it ends."""
 
     def __post_init__(self) -> None:
         for name, (low, high) in RANGES.items():
@@ -96,6 +128,10 @@ class SamplingParams:
             _within("stop_token_ids", token_id, 0, vocab_size - 1)
         for token_id, _ in self.logit_bias:
             _within("logit_bias (token id)", token_id, 0, vocab_size - 1)
+        if self.thinking is not None:
+            for name in ("begin_token_ids", "end_token_ids"):
+                for token_id in getattr(self.thinking, name):
+                    _within(f"thinking.{name}", token_id, 0, vocab_size - 1)
 
     @property
     def greedy(self) -> bool:
