@@ -44,7 +44,7 @@ async def chat_text(body: ChatFields, model: ServedModel) -> str:
         )
     variables = _variables(body, None if model.reasoning is None else model.reasoning.form)
     num_chars = sum(
-        len(message["content"]) + len(message.get("reasoning_content", ""))
+        len(message["content"]) + len(message.get("reasoning_content") or "")
         for message in variables["messages"]
     )
     check_chars(num_chars, model.tokenizer, model.max_model_len, param="messages")  # before it is rendered

@@ -53,7 +53,7 @@ class PromptReasoning:
             if budget:
                 raise InvalidRequestError(
                     f"thinking_token_budget is {budget}, but this model's tokenizer has no token of its own "
-                    f"for {model.form.end!r}, so a server can't tell for certain where the thinking ends: ask "
+                    f"for {model.form.end!r}, so servers can't tell for certain where the thinking ends: ask "
                     "for 0, or leave it out",
                     param="thinking_token_budget",
                 )

@@ -29,6 +29,10 @@ class ThinkingText:
         self.place = Place.BEHIND if place is Place.BEHIND else Place.BEFORE
         self.held = ""
         self._is_behind_mark = False
+        self.num_chars = 0
+        """Number of characters that were pushed."""
+        self.end_at = 0
+        """How many of them stand before the end mark, once it was found."""
 
     @property
     def watched(self) -> str | None:
@@ -45,6 +49,7 @@ class ThinkingText:
 
     def push(self, text: str) -> tuple[str, str]:
         """Take the next piece of the answer. Return the new thinking, and the new text behind it."""
+        self.num_chars += len(text)
         if self.place is Place.BEFORE:
             self.held += text
             if not self._is_begun():
@@ -95,6 +100,7 @@ class ThinkingText:
             self.held = text[num_sure:]
             return self._without_breaks(text[:num_sure]), ""
         at, mark = min(found)
+        self.end_at = self.num_chars - len(text) + at
         thinking, self.place = self._without_breaks(text[:at]), Place.BEHIND
         if mark in self._interrupts:
             self._is_behind_mark = False

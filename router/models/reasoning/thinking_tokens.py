@@ -24,6 +24,8 @@ class ThinkingTokens:
         self._num_seen = 0
         self._num_certain = 0
         """Number of tokens up to the last one behind which no mark had begun."""
+        self._begun: list[int] = []
+        """For each token behind those, the number of characters up to its end."""
 
     def push(self, token_ids: Sequence[int], num_tokens: int) -> None:
         """Take the answer's newest tokens; it has ``num_tokens`` now. Earlier tokens that were not pushed
@@ -43,10 +45,12 @@ class ThinkingTokens:
         """Note where the text is behind ``num_read`` tokens."""
         if self._begin is None and self._text.place is Place.WITHIN:
             self._begin = num_read
+        self._begun.append(self._text.num_chars)
         if self._text.place is Place.BEHIND:
-            self._end = self._num_certain
+            self._end = self._num_certain + sum(at <= self._text.end_at for at in self._begun)
         elif not self._text.held:
             self._num_certain = num_read
+            self._begun.clear()
 
     def among(self, num_tokens: int) -> int:
         """Return how many of the answer's first ``num_tokens`` tokens are thinking. All pushed tokens must be
