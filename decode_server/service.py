@@ -216,7 +216,8 @@ class DecodeService(EngineServer, ExchangeListener):
         try:
             if grammar is not None:
                 answer = message.token_ids[len(message.token_ids) - message.num_answered :]
-                request.follower = follower = self._engine.grammars.follow(grammar, answer)
+                follower = self._engine.grammars.follow(grammar, answer, message.params.thinking)
+                request.follower = follower
                 await asyncio.wrap_future(follower.opened)
             if self._exchange is not None and ticket is not None and not self._exchange.knows(ticket):
                 await self._exchange.peers.ensure(ticket)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.grammar.preamble import NoPreamble, Preamble
 from wire.errors import TwinfangError
 
 if TYPE_CHECKING:
@@ -27,7 +28,9 @@ class Follower:
     key: int
     grammar: str
     answer: list[int]
-    """Tokens of the answer that have been passed to this follower."""
+    """Tokens of the answer that the grammar has to follow and that have been passed to this follower."""
+    preamble: Preamble = field(default_factory=NoPreamble)
+    """What comes before the grammar."""
     masks: NDArray[np.int32] | None = None
     opened: Future[None] = field(default_factory=Future)
     """Done when the first masks have come. If the grammar can't be followed, its exception says why."""
@@ -36,7 +39,7 @@ class Follower:
     num_followed: int = 0
     needs_own_lane: bool = False
     drafts: tuple[int, ...] = ()
-    """Draft tokens of the last question for masks; they follow the answer."""
+    """Draft tokens of the last question for masks that the grammar has to follow after the answer."""
     asked_s: float = 0.0
     """When the last masks were asked for; 0: these masks have come."""
     waited_s: float = 0.0

@@ -44,10 +44,11 @@ class Following:
 
         Raises :class:`wire.errors.GrammarError` if the grammar can't be followed.
         """
-        grammar = None if request.params is None else request.params.grammar
-        if grammar is not None and request.follower is None:
+        params = request.params
+        if params is not None and params.grammar is not None and request.follower is None:
             answer = request.tokens[request.num_prompt :]
-            request.follower = follower = self._grammars.follow(grammar, answer)
+            follower = self._grammars.follow(params.grammar, answer, params.thinking)
+            request.follower = follower
             follower.opened.result()
 
     def add(self, request: Request) -> None:

@@ -30,8 +30,10 @@ from engine.grammar.lane_process import LaneSettings
 from engine.grammar.lane_turns import LaneTurns
 from engine.grammar.messages import Followed, Job
 from engine.grammar.patience import Patience
+from engine.grammar.preamble import NoPreamble, ThinkingPreamble, free_mask
 from engine.grammar.source import News
 from wire.errors import GrammarError, ModelLoadError, OverloadedError, TwinfangError
+from wire.messages.sampling_params import Thinking
 
 log = logging.getLogger(__name__)
 
@@ -88,6 +90,7 @@ class Grammars:
             base_s=BASE_S,
             per_job_s=PER_JOB_S,
         )
+        self._free = free_mask(self._shared_settings.num_words, self._eos_token_ids)
         self._probing_settings = replace(self._shared_settings, is_probing=True)
         self._lock = threading.Lock()
         self._keys = itertools.count(1)
@@ -113,14 +116,18 @@ class Grammars:
 
     # --- an answer's life ------------------------------------------------------------------------
 
-    def follow(self, grammar: str, answer: Sequence[int] = ()) -> Follower:
+    def follow(self, grammar: str, answer: Sequence[int] = (), thinking: Thinking | None = None) -> Follower:
         """Begins to follow an answer. ``answer`` has the tokens that another server has already generated.
+
+        With ``thinking``, the grammar begins behind it. The grammar is compiled now all the same, so that a
+        wrong one is refused before the answer begins.
 
         Returns at once. :attr:`Follower.opened` is done when the first masks are there. Its exception is a
         :class:`GrammarError`, a :class:`ModelLoadError` if the model has no tokenizer for grammars, or an
         :class:`OverloadedError` if this server is too busy.
         """
-        follower = Follower(next(self._keys), grammar, list(answer))
+        preamble = NoPreamble() if thinking is None else ThinkingPreamble(thinking, self._free)
+        follower = Follower(next(self._keys), grammar, list(preamble.take(answer)), preamble)
         error = self._obstacle(grammar)
         if error is not None:
             follower.begun(error)
@@ -142,7 +149,7 @@ class Grammars:
         """Asks which tokens may come after ``token_ids``, the answer's new tokens, and after each draft."""
         follower.masks = None
         with self._lock:
-            follower.answer += token_ids
+            follower.answer += follower.preamble.take(token_ids)
             self._ask(follower, drafts)
 
     def drop(self, follower: Follower) -> None:
@@ -201,8 +208,12 @@ class Grammars:
     # --- lanes; callers hold the lock ------------------------------------------------------------
 
     def _ask(self, follower: Follower, drafts: Sequence[int]) -> None:
+        behind = follower.preamble.ask(drafts)
+        if behind is None and follower.opened.done():
+            self._answer(follower, b"", None, is_lasting=False)
+            return
         follower.asked_s = time.monotonic()
-        follower.drafts = tuple(drafts)
+        follower.drafts = tuple(behind or ())
         lane = follower.lane
         if lane is not None and lane.settings.is_shared and follower.needs_own_lane:
             self._leave(follower)
@@ -313,6 +324,8 @@ class Grammars:
         """Passes on the masks or the error that a follower waits for."""
         if error is not None and is_lasting and not follower.answer:
             self._remember(follower.grammar, _Known(error, True))
+        if error is None:
+            masks = follower.preamble.complete(masks)
         if follower.opened.done():
             with self._arrived:
                 follower.asked_s = 0.0

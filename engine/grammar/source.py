@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 
 from engine.grammar.follower import Follower
 from wire.errors import TwinfangError
+from wire.messages.sampling_params import Thinking
 
 
 class News(NamedTuple):
@@ -22,7 +23,9 @@ class News(NamedTuple):
 class GrammarSource(Protocol):
     """A source of masks for an engine; see :class:`engine.grammar.grammars.Grammars`."""
 
-    def follow(self, grammar: str, answer: Sequence[int] = ()) -> Follower: ...
+    def follow(
+        self, grammar: str, answer: Sequence[int] = (), thinking: Thinking | None = None
+    ) -> Follower: ...
 
     def add(self, follower: Follower, request_id: str) -> None: ...
 
@@ -41,7 +44,7 @@ class RemoteGrammars:
     """Source for a rank other than 0. Rank 0 sends all masks and errors to this rank, so that the plans of
     all ranks depend only on the times at which masks reach rank 0."""
 
-    def follow(self, grammar: str, answer: Sequence[int] = ()) -> Follower:
+    def follow(self, grammar: str, answer: Sequence[int] = (), thinking: Thinking | None = None) -> Follower:
         follower = Follower(0, grammar, [])
         follower.begun()
         return follower

@@ -1,6 +1,7 @@
 """Chooses each row's next tokens from its logits.
 
 The order is vLLM's: bias, forbidden stop tokens, penalties, grammar, temperature, min-p, top-k, top-p, draw.
+Where a row's thinking has used up its budget, the end mark's token is taken instead of all this.
 A draw is a race among the remaining tokens (:mod:`kernels.sampling.exponential_race`). Its noise depends only
 on the request's seed, the token's index and the token, and every operation treats each row by itself. So a
 request's tokens depend neither on the other requests of the batch nor on drafts. At every index the *target*,
@@ -18,6 +19,7 @@ import torch
 
 from engine.sampling.logits_processors import count_tokens, process_logits
 from engine.sampling.sampling_table import SamplingColumns, SamplingNeeds, SamplingTable
+from engine.sampling.thinking_budgets import ThinkingBudgets
 from kernels.sampling.exponential_race import exponential_race
 from kernels.sampling.token_mask import mask_tokens
 
@@ -30,12 +32,19 @@ class Sampler:
     """Samples for rows whose parameters are in ``table``.
 
     ``masks`` ``[N + 1, T, W]`` int32 has one bit for each token, in ``W`` words. The bit is 1 if the row's
-    grammar allows the token (:mod:`engine.step.grammar_masks`). ``masks`` is None if no row has a grammar.
+    grammar allows the token (:mod:`engine.step.grammar_masks`). ``masks`` is None if no row has a grammar,
+    ``budgets`` if no row has a budget of thinking.
     """
 
-    def __init__(self, table: SamplingTable, masks: torch.Tensor | None = None) -> None:
+    def __init__(
+        self,
+        table: SamplingTable,
+        masks: torch.Tensor | None = None,
+        budgets: ThinkingBudgets | None = None,
+    ) -> None:
         self._table = table
         self._masks = masks
+        self._budgets = budgets
 
     def sample(
         self,
@@ -71,6 +80,9 @@ class Sampler:
         if needs.random:
             drawn = _draw(logits, columns, index, filtered=needs.filtered)
             token_ids = torch.where(columns.temperature[:, None] > 0, drawn, token_ids)
+        if needs.budgeted:
+            assert self._budgets is not None
+            token_ids = self._budgets.force(token_ids, rows, input_ids[:, 1:])
         return token_ids, best.abs() < torch.inf  # the same as isfinite, with half the launches
 
     def _constrain(self, raw: torch.Tensor, processed: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
@@ -110,17 +122,21 @@ class Sampler:
         *,
         forced: torch.Tensor,
     ) -> None:
-        """Count the tokens that a step gained, ``results[r, 3 : 3 + accepted[r]]``, for later penalties.
+        """Note the tokens that a step gained, ``results[r, 3 : 3 + accepted[r]]``, for penalties and budgets.
 
         ``rows``, ``accepted`` and ``forced`` are ``[R]``, ``results`` is ``[R, T + 3]``. A forced token
         (0 or more) belongs to the prompt, not to the answer. It was counted when its row was filled.
         """
-        if not needs.processed:
+        if not (needs.processed or needs.budgeted):
             return
         gained = results[:, 3:]
-        order = torch.arange(gained.shape[1], device=gained.device)
-        is_gained = (order < accepted[:, None]) & (forced < 0)[:, None]
-        count_tokens(self._table.tokens.counts, rows, gained, is_gained)
+        num_gained = torch.where(forced < 0, accepted, 0)
+        if needs.processed:
+            order = torch.arange(gained.shape[1], device=gained.device)
+            count_tokens(self._table.tokens.counts, rows, gained, order < num_gained[:, None])
+        if needs.budgeted:
+            assert self._budgets is not None
+            self._budgets.commit(rows, gained, num_gained)
 
 
 def _draw(

@@ -56,6 +56,8 @@ class SamplingNeeds:
     """Some row has a bias, a penalty or forbidden stop tokens."""
     constrained: bool = False
     """Some row has a grammar."""
+    budgeted: bool = False
+    """Some row has a budget of thinking."""
 
     def __or__(self, other: SamplingNeeds) -> SamplingNeeds:
         return SamplingNeeds(
@@ -63,6 +65,7 @@ class SamplingNeeds:
             self.filtered or other.filtered,
             self.processed or other.processed,
             self.constrained or other.constrained,
+            self.budgeted or other.budgeted,
         )
 
 
@@ -232,4 +235,5 @@ def _needs_of(params: SamplingParams, has_stop_ids: bool) -> SamplingNeeds:
         filtered=random and (params.top_k > 0 or params.top_p < 1.0),
         processed=bool(params.logit_bias) or params.has_penalties or forbids_stop,
         constrained=params.grammar is not None,
+        budgeted=params.thinking is not None and params.thinking.budget is not None,
     )

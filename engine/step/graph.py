@@ -25,7 +25,7 @@ from engine.step.program import Step, StepProgram, StepTensors
 log = logging.getLogger(__name__)
 
 CAPTURED = [
-    SamplingNeeds(random=is_random, filtered=is_filtered, processed=is_processed, constrained=is_processed)
+    SamplingNeeds(is_random, is_filtered, is_processed, constrained=is_processed, budgeted=is_processed)
     for is_processed in (False, True)
     for is_random, is_filtered in ((False, False), (True, False), (True, True))
     if not (is_processed and is_random > is_filtered)
@@ -33,8 +33,8 @@ CAPTURED = [
 """The kinds of sampling for which graphs are captured, each before the kinds that do more.
 
 A step replays the first kind that does all that its rows need. What a row does not need leaves its logits as
-they are, bit for bit. Temperature 1 with top-p 1, which is OpenAI's default, skips the sort. Processors and
-grammars are rarer, and share a kind: alone, either would cost as many graphs again.
+they are, bit for bit. Temperature 1 with top-p 1, which is OpenAI's default, skips the sort. Processors,
+grammars and budgets of thinking are rarer, and share a kind: alone, each would cost as many graphs again.
 """
 
 WARM_UP_RUNS = 2

@@ -14,6 +14,7 @@ from engine.models.causal_lm import CausalLM
 from engine.request import Request
 from engine.sampling.sampler import Sampler
 from engine.sampling.sampling_table import SamplingNeeds, SamplingTable
+from engine.sampling.thinking_budgets import ThinkingBudgets
 from engine.schedule.capacity import CapacityPlan
 from engine.schedule.step_plan import StepPlan
 from engine.step.batch_builder import BatchBuilder
@@ -62,7 +63,8 @@ class StepRunner:
             max_stop_ids=MAX_STOP_TOKEN_IDS + len(model.config.eos_token_ids),
         )
         self._masks = GrammarMasks(num_rows, config.num_positions, model.config.vocab_size, device)
-        sampler = Sampler(self._sampling, self._masks.table)
+        self._budgets = ThinkingBudgets(num_rows, device)
+        sampler = Sampler(self._sampling, self._masks.table, self._budgets)
         self._buffers = StepBuffers(rows, self.state, block_size=config.block_size, device=device)
         self._reporting: set[int] = set()
         """Rows whose requests want log-probabilities, of their prompt or their answer."""
@@ -123,6 +125,7 @@ class StepRunner:
         if request.prompt_logprobs_wanted is not None:
             self._reporting.add(request.row)
         self._masks.fill(request)
+        self._budgets.fill(request)
         self._drafter.fill(request)
 
     def end(self, row: int) -> None:
@@ -132,6 +135,7 @@ class StepRunner:
         self.state.clear(row)
         self._sampling.clear(row)
         self._masks.clear(row)
+        self._budgets.clear(row)
 
     def allow(self, request: Request) -> None:
         """Write the new grammar masks of a running request."""
@@ -193,7 +197,7 @@ class StepRunner:
     def _send(self) -> None:
         """Queue the upload of the rows that were filled or cleared, after the steps that still use their old
         content."""
-        send([self.state.fields, self._sampling.fields])
+        send([self.state.fields, self._sampling.fields, self._budgets.fields])
         self._masks.send()
 
     def _most_tokens(self, request: Request) -> int:
