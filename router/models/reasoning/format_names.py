@@ -44,15 +44,13 @@ FORMATS: dict[ReasoningParserName, ReasoningFormat] = {
 
 
 def reasoning_format(name: ReasoningParserName, template: ChatTemplate | None) -> ReasoningFormat | None:
-    """Return the format of this name; None for ``none``. For ``auto``, return the format whose end mark is in
-    the chat template; None if there is no such mark."""
+    """Return the format of this name; None for ``none``. For ``auto``, return the format whose marks are in
+    the chat template; None if it has no such mark."""
     if name != "auto":
         return FORMATS.get(name)
     if template is None:
         return None
-    if template.mentions(GLM.end) and template.mentions("[gMASK]"):
-        return GLM
-    for known in (THINK_TAGS, SEED, MISTRAL, GRANITE):
-        if template.mentions(known.end):
-            return known
+    for form in (THINK_TAGS, SEED, MISTRAL, GRANITE):
+        if template.mentions(form.begin) or template.mentions(form.end):
+            return GLM if form is THINK_TAGS and template.mentions("[gMASK]") else form
     return None

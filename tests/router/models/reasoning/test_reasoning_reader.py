@@ -94,7 +94,7 @@ SNIPPETS = st.sampled_from(
 TEXTS = st.lists(SNIPPETS, max_size=12).map("".join)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     st.sampled_from([THINK_TAGS, SEED, GRANITE]),
     st.sampled_from(Place),
@@ -108,7 +108,7 @@ def test_the_parts_do_not_depend_on_cuts(form, place, text, cuts, is_cut):
     assert read(reader(form, place), text, is_cut=is_cut) == whole
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.sampled_from([THINK_TAGS, GRANITE]), st.sampled_from(Place), TEXTS, st.sets(st.integers(1, 120)))
 def test_text_without_the_watched_character_need_not_be_pushed(form, place, text, cuts):
     """As a text lane writes it: as a further piece of the newest part."""
