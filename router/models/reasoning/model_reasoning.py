@@ -57,7 +57,7 @@ class PromptReasoning:
                     "for 0, or leave it out",
                     param="thinking_token_budget",
                 )
-            if budget is None and self.place is Place.BEFORE:
+            if self.place is Place.BEFORE:
                 return None
             budget = 0  # a grammar could otherwise begin too late: the answer is to begin with it
         is_open = self.place is Place.WITHIN

@@ -106,6 +106,7 @@ def test_marks_that_are_only_text_leave_no_thinking_before_a_grammar():
     forced = reasoning.behind("<think>\n").message(has_grammar=True, budget=None)
     assert (forced.budget, forced.end_token_ids) == (0, tuple(tokenizer.encode_now("</think>")))
     assert reasoning.behind("Hello").message(has_grammar=True, budget=None) is None
+    assert reasoning.behind("Hello").message(has_grammar=False, budget=0) is None
     assert reasoning.behind("<think>\n").message(has_grammar=False, budget=0).budget == 0
     with pytest.raises(InvalidRequestError, match="thinking_token_budget is 9, but this model's tokenizer"):
         reasoning.behind("<think>\n").message(has_grammar=False, budget=9)
