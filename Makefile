@@ -28,7 +28,7 @@ test-all: lint  ## the same tests with new random examples, network faults and m
 test-kubernetes: $(READY)  ## chart and discovery on a real API server, some minutes; KUBERNETES=folder with kube-apiserver and etcd
 	@KUBERNETES="$(KUBERNETES)" $(BIN)/python -m pytest tests/kubernetes
 
-test-cluster: $(READY)  ## the chart on a cluster made for it, half an hour; KUBERNETES=folder with programs IMAGES=folder with images
+test-cluster: $(READY)  ## the chart on a cluster made for it, ten minutes; KUBERNETES=folder with programs IMAGES=folder with images
 	@KUBERNETES="$(KUBERNETES)" IMAGES="$(IMAGES)" unshare --net --mount --pid --fork --mount-proc --kill-child \
 		$(BIN)/python -m pytest -s tests/cluster
 
