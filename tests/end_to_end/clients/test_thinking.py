@@ -58,7 +58,9 @@ def chat(stack, **fields):
 
 
 @pytest.mark.parametrize("budget", [0, 1, 17])
-@pytest.mark.parametrize("speculate", [True, False], ids=["drafts", "no-drafts"])
+@pytest.mark.parametrize(
+    "speculate", [True, pytest.param(False, marks=pytest.mark.exhaustive)], ids=["drafts", "no-drafts"]
+)
 def test_a_budget_ends_the_thinking_exactly(stack, budget, speculate):
     fields = {"temperature": 0, "speculate": speculate}
     free = chat(stack, **fields).json()["choices"][0]["message"]["reasoning"]
@@ -74,13 +76,13 @@ def test_a_budget_ends_the_thinking_exactly(stack, budget, speculate):
 
 
 def test_a_schema_holds_behind_the_thinking(stack):
-    fields = {"temperature": 1.0, "n": 16, "seed": 1, "response_format": FORMAT, "max_tokens": 200}
+    fields = {"temperature": 1.0, "n": 8, "seed": 1, "response_format": FORMAT, "max_tokens": 200}
     made = chat(stack, **fields, thinking_token_budget=17).json()
-    assert len({choice["message"]["reasoning"] for choice in made["choices"]}) > 8
+    assert len({choice["message"]["reasoning"] for choice in made["choices"]}) > 4
     for choice in made["choices"]:
         assert choice["finish_reason"] == "stop"
         jsonschema.validate(json.loads(choice["message"]["content"]), SCHEMA)
-    assert 0 < made["usage"]["completion_tokens_details"]["reasoning_tokens"] <= 16 * 17
+    assert 0 < made["usage"]["completion_tokens_details"]["reasoning_tokens"] <= 8 * 17
 
 
 def test_a_schema_holds_where_the_thinking_is_switched_off(stack):
