@@ -40,6 +40,8 @@ from router.http.request_id import RequestIdMiddleware
 from router.models.catalog import ModelCatalog, ServedModel
 from router.models.folder import ModelFolder
 from router.models.grammar_checker import GrammarChecker
+from router.models.reasoning.format_names import reasoning_format
+from router.models.reasoning.model_reasoning import ModelReasoning
 from router.models.tools.format_names import tool_format
 from router.observe.last_minute import LastMinute
 from router.observe.metrics import Metrics
@@ -159,6 +161,7 @@ def _served(
     def is_stopping() -> bool:
         return drain.is_over(config.shutdown_grace_s - REFUSAL_S)
 
+    thinking = reasoning_format(config.reasoning_parser, folder.chat_template)
     hold = Hold(servers, config, is_stopping=is_stopping)
     gate = Gate(
         GateLimits(config.max_requests_in_flight, config.max_queue, config.hold_s),
@@ -175,6 +178,7 @@ def _served(
         gate,
         hold,
         tool_format(config.tool_call_parser, folder.chat_template),
+        None if thinking is None else ModelReasoning(thinking, folder.tokenizer),
     )
 
 

@@ -13,6 +13,21 @@ from router.policies.policy_names import PolicyName
 from wire.errors import ConfigError, InvalidRequestError
 
 ToolParserName = Literal["auto", "none", "hermes", "nemotron_json", "qwen3_coder"]
+ReasoningParserName = Literal[
+    "auto",
+    "none",
+    "deepseek_r1",
+    "deepseek_v3",
+    "glm45",
+    "granite",
+    "kimi_k2",
+    "minimax_m2",
+    "mistral",
+    "nemotron_v3",
+    "olmo3",
+    "qwen3",
+    "seed_oss",
+]
 
 
 HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -162,6 +177,8 @@ class RouterConfig:
     decode_policy: PolicyName = "least_loaded"
     tool_call_parser: ToolParserName = "auto"
     """How models write tool calls; ``auto``: the router finds this out from the models' chat templates."""
+    reasoning_parser: ReasoningParserName = "auto"
+    """How models mark their thinking; ``auto``: the router finds this out from the models' chat templates."""
     otlp_endpoint: str = ""
     """Where to send traces: a collector's base URL. Empty: the OTEL_* variables decide, if they are set."""
     session_header: str = ""

@@ -17,12 +17,13 @@ from router.http.openai_errors import request_id_of, shown
 from router.models.answer_parts import AnswerForm
 from router.models.catalog import ServedModel
 from router.models.prompt import Prompt
+from router.models.reasoning.model_reasoning import ReasoningForm
 from router.models.structured_output import StructuredFields
 from router.observe.request_trace import begin_trace
 from router.serving.services import Services
 from router.serving.text_request import TextRequest
 from wire.errors import InvalidRequestError
-from wire.messages.sampling_params import RANGES, SamplingParams
+from wire.messages.sampling_params import RANGES, SamplingParams, Thinking
 
 MAX_N = 128
 
@@ -107,6 +108,7 @@ class SamplingFields(StructuredFields, TextBody):
         logprobs: int | None,
         vocab_size: int,
         grammar: str | None = None,
+        thinking: Thinking | None = None,
     ) -> tuple[SamplingParams, ...]:
         """Return one set of parameters for each choice: choice j of a seeded request uses ``seed + j``.
 
@@ -125,6 +127,7 @@ class SamplingFields(StructuredFields, TextBody):
             logprobs=logprobs,
             speculate=self.speculate is not False,
             grammar=grammar,
+            thinking=thinking,
         )
         params.check_vocabulary(vocab_size)
         if params.seed is None:
@@ -146,6 +149,7 @@ class SamplingFields(StructuredFields, TextBody):
         deadline: float,
         echo: bool = False,
         form: AnswerForm | None = None,
+        reasoning: ReasoningForm | None = None,
     ) -> TextRequest:
         """Return the request that the checked fields describe, and begin its trace. Raises
         :class:`InvalidRequestError`, for example if the session's name is too long."""
@@ -170,6 +174,7 @@ class SamplingFields(StructuredFields, TextBody):
             skip_special_tokens=self.skip_special_tokens is not False and not shows_marks,
             cache_salt=self.cache_salt or "",
             form=form,
+            reasoning=reasoning,
             client=client,
             priority=self.priority_for(client.api_key),
             deadline=deadline,

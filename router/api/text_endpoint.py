@@ -23,7 +23,7 @@ from router.serving.answer import Answer, Delta
 from router.serving.generation import Generation
 from router.serving.services import Services, services_of
 from router.serving.slice_lane import SliceLane
-from router.serving.text_lane import TextLane
+from router.serving.text_lane import next_lane
 from router.serving.text_request import TextRequest
 from router.serving.usage import Usage
 from wire.errors import TwinfangError
@@ -47,6 +47,10 @@ class Writer(Protocol):
 
     def written(self, index: int, delta: Delta, answer: Answer, *, is_first: bool) -> bytes:
         """Return the events for one choice's new delta in a stream. They may be empty."""
+
+    def watched(self, index: int) -> str | None:
+        """Return the character up to which the further events of a choice differ only in their text
+        (:attr:`PartReader.watched`). Empty: all of them do. None: the next event may differ."""
 
     def end(self, usage: Usage) -> bytes:
         """Return the events that end a stream. At least one."""
@@ -118,12 +122,10 @@ async def _events(
     """Yield the bytes of one write for each step: the events of all choices that have new deltas. A step with
     much to write has one write for each of its slices (:mod:`router.serving.slice_lane`).
 
-    If the events differ only in their text (:attr:`TextRequest.tells_just_text`), a :class:`TextLane` writes
-    the text after the first token to the client. This generator then only wakes for what the lane can't
-    write.
+    If the events differ only in their text (:attr:`TextRequest.tells_just_text`), a :class:`Lane` writes the
+    text after the first token to the client. This generator then only wakes for what the lane can't write.
     """
-    lane = TextLane(write_now) if request.tells_just_text else None
-    async with Generation(services, request, lane) as generation:
+    async with Generation(services, request) as generation:
         answers = generation.answers
         seen: set[int] = set()
 
@@ -141,10 +143,11 @@ async def _events(
                 yield LastWrite(data + writer.end(_final_usage(request, generation, services)))
             elif data:  # empty while a tool call is incomplete
                 yield data
-            # The lane calls the writer once, with a sample text, and later puts other texts in its place.
-            # A writer that looks for tool calls has to see every text, so requests with tools have no lane.
-            if lane is not None and not lane.is_open:
-                lane.open(lambda text: written(0, Delta(text)))
+            # A lane calls the writer once, with a sample text, and later puts other texts in its place.
+            if request.tells_just_text and not generation.has_ended:
+                generation.lane = next_lane(
+                    generation.lane, writer.watched(0), write_now, lambda text: written(0, Delta(text))
+                )
 
 
 def _final_usage(request: TextRequest, generation: Generation, services: Services) -> Usage:
@@ -152,4 +155,11 @@ def _final_usage(request: TextRequest, generation: Generation, services: Service
     cached = sum(generation.cached_tokens(i * request.n) for i in range(len(request.prompts)))
     services.metrics.prompt_tokens.inc(num_prompt_tokens)
     services.metrics.cached_prompt_tokens.inc(cached)
-    return Usage(num_prompt_tokens, sum(answer.num_tokens for answer in generation.answers), cached)
+    answers = generation.answers
+    thinking = [number for answer in answers if (number := answer.num_thinking_tokens) is not None]
+    return Usage(
+        num_prompt_tokens,
+        sum(answer.num_tokens for answer in answers),
+        cached,
+        sum(thinking) if thinking else None,
+    )

@@ -51,6 +51,12 @@ class PartReader(Protocol):
     """Divides one answer into parts. All pieces of a part together do not depend on how the text was cut into
     pieces. No piece is empty."""
 
+    @property
+    def watched(self) -> str | None:
+        """The character that the reader waits for: until it comes, each further text is one part, of the same
+        kind as the newest one, and need not be pushed. Empty: it waits for none. None: the next text must be
+        pushed."""
+
     def push(self, text: str) -> list[Part]:
         """Take the next piece of the answer. Return what is new."""
 
@@ -74,6 +80,8 @@ class AnswerForm(Protocol):
 
 class ContentReader:
     """Reads an answer that is content and nothing else."""
+
+    watched = ""
 
     def push(self, text: str) -> list[Part]:
         return [Content(text)] if text else []

@@ -11,6 +11,7 @@ from router.config import ModelAlias
 from router.fleet.model_servers import ModelServers
 from router.http.openai_errors import shown
 from router.models.chat_template import ChatTemplate
+from router.models.reasoning.model_reasoning import ModelReasoning
 from router.models.tokenizer import Tokenizer
 from router.models.tools.tool_format import ToolFormat
 from wire.errors import InvalidRequestError, ModelNotFoundError, UnavailableError
@@ -29,6 +30,8 @@ class ServedModel:
     hold: Hold
     tool_format: ToolFormat | None = None
     """How the model writes tool calls. None if that is not known."""
+    reasoning: ModelReasoning | None = None
+    """How the model marks its thinking. None if that is not known: what it thinks is content."""
 
     @property
     def max_model_len(self) -> int | None:

@@ -15,6 +15,8 @@ _TEXT_PART: dict[str, Any] = {
     "required": ["type", "text"],
     "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
 }
+REASONING_NAMES = ("reasoning_content", "reasoning")
+"""The fields of messages that have the thinking: DeepSeek's name, which templates read, and vLLM's."""
 MESSAGES_SCHEMA: dict[str, Any] = {
     "type": "array",
     "minItems": 1,
@@ -26,6 +28,7 @@ MESSAGES_SCHEMA: dict[str, Any] = {
             "content": {
                 "anyOf": [{"type": "string"}, {"type": "array", "items": _TEXT_PART}, {"type": "null"}]
             },
+            **{name: {"anyOf": [{"type": "string"}, {"type": "null"}]} for name in REASONING_NAMES},
         },
     },
 }
@@ -85,6 +88,9 @@ def _message(message: Any, where: str) -> dict[str, Any]:
     if not isinstance(role, str) or not role:
         raise _wrong(f"{where}.role must be a string, got {shown(role)}")
     checked = {**message, "content": _content(message.get("content"), role, f"{where}.content")}
+    for name in REASONING_NAMES:
+        if not isinstance(message.get(name), str | None):
+            raise _wrong(f"{where}.{name} must be a string, got {shown(message[name])}")
     calls = checked.pop("tool_calls", None)
     if calls:
         if not isinstance(calls, list):

@@ -44,9 +44,9 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="tokenize")
-        self._special_ids = frozenset(
-            token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special
-        )
+        added = backend.get_added_tokens_decoder()
+        self._added_ids = {token.content: token_id for token_id, token in added.items()}
+        self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self._is_byte_level = isinstance(backend.decoder, ByteLevel)
         self.own_text = lru_cache(maxsize=1 << 20)(self._own_text)
         self.decode_token = lru_cache(maxsize=65536)(self._decode_token)
@@ -118,6 +118,11 @@ class Tokenizer:
         """Return the id of the special token with this text. None if there is none."""
         token_id: int | None = self._backend.token_to_id(text)
         return token_id if token_id in self._special_ids else None
+
+    def added_id(self, text: str) -> int | None:
+        """Return the id of the token that this text always becomes, wherever it stands. None if the text may
+        be divided in other ways."""
+        return self._added_ids.get(text)
 
     def _decode_token(self, token_id: int) -> str:
         """Return the text of one token on its own, as log-probabilities name it.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from router.models.reasoning.thinking_tokens import ThinkingTokens
 from router.models.tokenizer import Tokenizer
 from router.serving.detokenizer import Detokenizer
 from router.serving.stop_strings import StopStrings
@@ -53,6 +54,7 @@ class Answer:
         include_stop_str_in_output: bool = False,
         skip_special_tokens: bool = True,
         eos_token_ids: frozenset[int] = frozenset(),
+        thinking: ThinkingTokens | None = None,
     ) -> None:
         self._detokenizer = Detokenizer(
             tokenizer, context=prompt_token_ids, skip_special_tokens=skip_special_tokens
@@ -61,6 +63,7 @@ class Answer:
         self._params = params
         self._include_stop = include_stop_str_in_output
         self._silent_stops = frozenset() if params.ignore_eos else eos_token_ids
+        self._thinking = thinking
         self._num_chars = 0
         self.num_tokens = 0
         self.finish_reason: str | None = None
@@ -102,6 +105,17 @@ class Answer:
         text = push(token_ids[0]) if len(token_ids) == 1 else "".join(map(push, token_ids))
         self._num_chars += len(text)
         return text
+
+    def find_thinking(self, delta: Delta) -> None:
+        """Look for the thinking in the newest delta. To be called for every delta that no lane has
+        written."""
+        if self._thinking is not None:
+            self._thinking.push(delta.token_ids, self.num_tokens)
+
+    @property
+    def num_thinking_tokens(self) -> int | None:
+        """How many of the tokens are thinking. None if that is not known."""
+        return None if self._thinking is None else self._thinking.among(self.num_tokens)
 
     def _show(self, delta: Delta, text: str) -> None:
         self._num_chars += len(text)

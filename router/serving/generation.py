@@ -15,7 +15,7 @@ from router.serving.dispatch import Dispatch
 from router.serving.inbox import Inbox
 from router.serving.services import Services
 from router.serving.slice_lane import LIGHT_WEIGHT, OUTPUT_WEIGHT, SLICE_WEIGHT
-from router.serving.text_lane import TextLane
+from router.serving.text_lane import Lane
 from router.serving.text_request import TextRequest
 from wire.errors import (
     CancelledRequestError,
@@ -33,10 +33,7 @@ class Generation:
     An error of one choice ends the other choices, too, so that the client gets either an answer or an error.
     """
 
-    def __init__(self, services: Services, request: TextRequest, lane: TextLane | None = None) -> None:
-        """``lane`` may only be given if there is a single choice. Once the lane is open, it writes tokens to
-        the client at once if they come while the caller waits in :meth:`step`. :meth:`step` then returns only
-        what the lane did not write."""
+    def __init__(self, services: Services, request: TextRequest) -> None:
         model, limits = request.model, request.model.servers.limits()
         self._services = services
         self._token_metrics = services.metrics.tokens
@@ -53,6 +50,7 @@ class Generation:
                 include_stop_str_in_output=request.include_stop_str_in_output,
                 skip_special_tokens=request.skip_special_tokens,
                 eos_token_ids=limits.eos_token_ids,
+                thinking=None if request.reasoning is None else request.reasoning.thinking_tokens(),
             )
             for choice in self._choices
         ]
@@ -68,7 +66,9 @@ class Generation:
         )
         self._place: Place | None = None
         self._inbox: Inbox[tuple[int, RequestOutput | Delta | Exception]] = Inbox(services.backlog.changed)
-        self.lane = lane
+        self.lane: Lane | None = None
+        """May only be set if there is a single choice. It writes tokens to the client at once if they come
+        while the caller waits in :meth:`step`, which then returns only what the lane did not write."""
         self._dispatches: list[Dispatch] = []
         self._unfinished = set(range(len(self._choices)))
         self._last_token_s = [0.0] * len(self._choices)
@@ -195,6 +195,8 @@ class Generation:
                     deltas[index] += delta
                 elif delta.token_ids or delta.finish_reason is not None:
                     deltas[index] = delta
+        for index, delta in deltas.items():
+            self.answers[index].find_thinking(delta)
         return sorted(deltas.items())
 
     def _take(self, index: int, event: RequestOutput | Delta | Exception) -> Delta:
@@ -266,7 +268,7 @@ class _ChoiceReceiver:
 
     def take_tokens(self, token_ids: tuple[int, ...]) -> None:
         generation, lane, weight = self._generation, self._generation.lane, OUTPUT_WEIGHT + len(token_ids)
-        if lane is None or not lane.is_open or not self._inbox.is_awaited:
+        if lane is None or not self._inbox.is_awaited:
             self._inbox.put((self._index, RequestOutput("", token_ids)), weight)
             return
         try:

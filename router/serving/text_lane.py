@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from typing import Protocol
 
 import orjson
 
@@ -11,35 +12,70 @@ from router.http.connection import WritePart
 from router.serving.answer import Answer, Delta
 
 
-class TextLane:
+class Lane(Protocol):
     """Writes tokens as they come, with as few calls as possible and without waking a task.
 
-    It is for a stream with a single choice whose events, after the first one, differ only in their text.
-    ``write_now`` gets an event and returns whether the event was written.
+    It is for a stream with a single choice whose next events differ only in their text.
     """
 
-    __slots__ = ("_head", "_tail", "_write_now", "is_open")
+    def write(self, answer: Answer, token_ids: tuple[int, ...]) -> Delta | None:
+        """Write the text of tokens. Return None, or the text and the tokens as a delta if the lane can't
+        write them."""
 
-    def __init__(self, write_now: WritePart) -> None:
+
+class TextLane:
+    """Writes every text."""
+
+    __slots__ = ("_pieces", "_write_now")
+
+    def __init__(self, write_now: WritePart, event: Callable[[str], bytes]) -> None:
+        """``write_now`` gets an event and returns whether the event was written, which it is if the client
+        need not be waited for. ``event`` returns the event for a text."""
         self._write_now = write_now
-        self._head = self._tail = b""
-        self.is_open = False
-        """Whether texts may be written."""
-
-    def open(self, event: Callable[[str], bytes]) -> None:
-        """Open the lane, once the stream's beginning is written. ``event`` returns the event for a text. The
-        lane calls it once with a sample text, and keeps the bytes that come before and after this text in the
-        event."""
-        mark = secrets.token_hex(16)
-        head, *tails = event(mark).split(orjson.dumps(mark))
-        if len(tails) != 1:
-            raise ValueError(f"a text stands {len(tails)} times in an event, instead of once")
-        self._head, self._tail, self.is_open = head, tails[0], True
+        self._pieces = _pieces(event)
 
     def write(self, answer: Answer, token_ids: tuple[int, ...]) -> Delta | None:
-        """Write the text of tokens; the lane must be open. Return None, or the text and the tokens as a delta
-        if the text can't be written without waiting."""
         text = answer.push_text(token_ids)
-        if self._write_now(self._head + orjson.dumps(text) + self._tail):
+        if self._write_now(orjson.dumps(text).join(self._pieces)):
             return None
         return Delta(text, list(token_ids))
+
+
+class WatchedLane:
+    """Writes texts that do not contain a certain character, with which marks begin."""
+
+    __slots__ = ("_pieces", "_watched", "_write_now")
+
+    def __init__(self, write_now: WritePart, event: Callable[[str], bytes], watched: str) -> None:
+        self._write_now = write_now
+        self._pieces = _pieces(event)
+        self._watched = watched
+
+    def write(self, answer: Answer, token_ids: tuple[int, ...]) -> Delta | None:
+        text = answer.push_text(token_ids)
+        if self._watched not in text and self._write_now(orjson.dumps(text).join(self._pieces)):
+            return None
+        return Delta(text, list(token_ids))
+
+
+def next_lane(
+    lane: Lane | None, watched: str | None, write_now: WritePart, event: Callable[[str], bytes]
+) -> Lane | None:
+    """Return the lane for the texts that come next, after those that ``lane`` has left to its caller. They
+    may belong to another part of the answer. None: the next text must not take a lane. ``watched`` is
+    :attr:`PartReader.watched`."""
+    if watched is None:
+        return None
+    if watched:
+        return WatchedLane(write_now, event, watched)
+    return lane if isinstance(lane, TextLane) else TextLane(write_now, event)
+
+
+def _pieces(event: Callable[[str], bytes]) -> list[bytes]:
+    """Return the bytes before, between and behind the places of an event where its text stands. They are
+    found with a sample text."""
+    sample = secrets.token_hex(16)
+    pieces = event(sample).split(orjson.dumps(sample))
+    if len(pieces) == 1:
+        raise ValueError("an event does not contain its text")
+    return pieces

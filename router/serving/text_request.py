@@ -11,6 +11,7 @@ from router.access.client import Client
 from router.models.answer_parts import AnswerForm
 from router.models.catalog import ServedModel
 from router.models.prompt import Prompt
+from router.models.reasoning.model_reasoning import ReasoningForm
 from router.observe.request_trace import RequestTrace
 from wire.messages.sampling_params import SamplingParams
 
@@ -67,6 +68,8 @@ class TextRequest:
     """Only requests with the same salt share cached prompts."""
     form: AnswerForm | None
     """What answers may consist of besides content; None: nothing else."""
+    reasoning: ReasoningForm | None
+    """How answers may begin with thinking. None if that is not known, or the client does not want to know."""
     client: Client
     priority: int
     """Requests with a lower number are served earlier."""
@@ -88,10 +91,10 @@ class TextRequest:
 
     @property
     def tells_just_text(self) -> bool:
-        """Whether the events of the stream differ only in their text, and the router need not search this
-        text for stop strings or marks of parts."""
+        """Whether the events for one part of the answer differ only in their text, and the router need not
+        search this text for stop strings."""
         tells_more = self.logprobs is not None or self.return_token_ids or self.continuous_usage
-        return len(self.prompts) == self.n == 1 and not (self.stop or self.form or tells_more)
+        return len(self.prompts) == self.n == 1 and not (self.stop or tells_more)
 
     @property
     def num_prompt_tokens(self) -> int:

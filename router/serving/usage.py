@@ -12,3 +12,5 @@ class Usage:
     cached_tokens: int | None
     """The part of the prompts that no server had to compute. None while the answer runs: it is known at the
     end."""
+    num_thinking_tokens: int | None = None
+    """The part of the answers that is thinking. None if that is not known."""

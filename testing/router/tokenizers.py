@@ -1,6 +1,7 @@
 """Small tokenizers of the two kinds that models use, made by the tests."""
 
 import json
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -58,10 +59,23 @@ def byte_fallback() -> Tokenizer:
     return Tokenizer(backend)
 
 
-def write_model_dir(folder: Path, *, settings: dict | None = None, generation: dict | None = None) -> Path:
-    """Writes the parts of a model folder that the router reads."""
+def with_marks(*marks: str) -> FastTokenizer:
+    """Returns the byte-level tokenizer with a token of its own for each mark."""
+    backend = FastTokenizer.from_str(byte_level_backend().to_str())
+    backend.add_tokens(list(marks))
+    return backend
+
+
+def write_model_dir(
+    folder: Path,
+    *,
+    settings: dict | None = None,
+    generation: dict | None = None,
+    marks: Sequence[str] = (),
+) -> Path:
+    """Writes the parts of a model folder that the router reads. Each of ``marks`` is a token of its own."""
     folder.mkdir(parents=True, exist_ok=True)
-    byte_level_backend().save(str(folder / "tokenizer.json"))
+    with_marks(*marks).save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(
         json.dumps(
             {"bos_token": "<s>", "eos_token": "</s>", "chat_template": CHAT_TEMPLATE} | (settings or {})

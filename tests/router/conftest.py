@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,7 @@ async def make_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
             ready: bool = True,
             generation: dict[str, Any] | None = None,
             tokenizer_settings: dict[str, Any] | None = None,
+            marks: Sequence[str] = (),
             **config: Any,
         ) -> Stack:
             prefill = [ScriptedPrefill(server_info("prefill")) for _ in range(num_prefill)]
@@ -55,7 +56,9 @@ async def make_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
                 server.has_health = has_health
                 exits.push_async_callback(server.stop)
                 await server.start()
-            folder = write_model_dir(tmp_path / "model", settings=tokenizer_settings, generation=generation)
+            folder = write_model_dir(
+                tmp_path / "model", settings=tokenizer_settings, generation=generation, marks=marks
+            )
             settings = {
                 "models": (ModelSource(MODEL, folder),),
                 "prefill_addresses": tuple(server.address for server in prefill),

@@ -169,6 +169,7 @@ def router_config(values: argparse.Namespace) -> RouterConfig:
         prefill_policy=values.prefill_policy,
         decode_policy=values.decode_policy,
         tool_call_parser=values.tool_call_parser,
+        reasoning_parser=values.reasoning_parser,
         session_header=values.session_header or "",
         otlp_endpoint=values.otlp_endpoint or "",
         admin_token_file=values.admin_token_file,

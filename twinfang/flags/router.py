@@ -173,6 +173,16 @@ TOOL_CALL_PARSER = Flag(
     "format in which models write tool calls; auto finds it from their chat templates",
     default="auto",
 )
+_reasoning_parsers = (
+    *("auto", "none", "deepseek_r1", "deepseek_v3", "glm45", "granite", "kimi_k2", "minimax_m2", "mistral"),
+    *("nemotron_v3", "olmo3", "qwen3", "seed_oss"),
+)
+REASONING_PARSER = Flag(
+    *("--reasoning-parser", "|".join(_reasoning_parsers), one_of(*_reasoning_parsers)),
+    "format in which models mark their thinking; auto finds it from their chat templates; none: thinking is "
+    "part of the content",
+    default="auto",
+)
 SESSION_HEADER = Flag(
     *("--session-header", "NAME", some_text),
     "HTTP header that names a session; requests of one session go to the same servers",
@@ -193,6 +203,7 @@ ROUTER_LIMITS = (
     PREFILL_POLICY,
     DECODE_POLICY,
     TOOL_CALL_PARSER,
+    REASONING_PARSER,
     SESSION_HEADER,
     SHUTDOWN_GRACE,
     CONVERSATION_RETURN,

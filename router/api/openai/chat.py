@@ -118,6 +118,9 @@ async def check_chat(
         grammars=services.grammars,
     )
     enforced = structure if tool_use is None else tool_use
+    grammar = None if enforced is None else enforced.grammar
+    reasoning = None if model.reasoning is None else model.reasoning.behind(text)
+    form = body.answer_form(reasoning, tool_use, has_grammar=grammar is not None)
     limits = model.servers.limits()
     prompt = await encode_prompt(
         text,
@@ -142,7 +145,8 @@ async def check_chat(
         max_tokens=max_tokens,
         logprobs=num_logprobs,
         vocab_size=limits.vocab_size,
-        grammar=None if enforced is None else enforced.grammar,
+        grammar=grammar,
+        thinking=body.thinking_message(reasoning, has_grammar=grammar is not None),
     )
     return body.text_request(
         http,
@@ -151,7 +155,8 @@ async def check_chat(
         model=model,
         prompts=[prompt],
         params=params,
-        form=tool_use,
+        form=form or tool_use,
+        reasoning=form,
         client=client,
         deadline=deadline,
     )

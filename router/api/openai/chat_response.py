@@ -83,6 +83,9 @@ class ChatWriter:
             chunks.append({**self._head, "choices": [self._choice(index, delta, "delta", news)]})
         return self._events.written(chunks, index, answer)
 
+    def watched(self, index: int) -> str | None:
+        return self._reader(index).watched
+
     def end(self, usage: Usage) -> bytes:
         return self._events.end(self._head, usage)
 
@@ -91,16 +94,19 @@ class ChatWriter:
 
     def _parts(self, index: int, delta: Delta) -> list[Part]:
         """Return the new parts of a choice."""
-        if index not in self._readers:
-            form = self._request.form
-            self._readers[index] = ContentReader() if form is None else form.reader()
-        reader = self._readers[index]
+        reader = self._reader(index)
         parts = reader.push(delta.text)
         if delta.finish_reason is not None:
             parts += reader.cut() if delta.finish_reason == "length" else reader.finish()
         if any(isinstance(part, CallBegun) for part in parts):
             self._calling.add(index)
         return parts
+
+    def _reader(self, index: int) -> PartReader:
+        if index not in self._readers:
+            form = self._request.form
+            self._readers[index] = ContentReader() if form is None else form.reader()
+        return self._readers[index]
 
     @property
     def _may_leave_out(self) -> bool:

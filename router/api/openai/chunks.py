@@ -26,7 +26,9 @@ class ChunkEvents:
             usage = None
             if request.continuous_usage:
                 num_prompt_tokens = len(request.prompts[index // request.n].token_ids)
-                usage = usage_object(Usage(num_prompt_tokens, answer.num_tokens, None))
+                usage = usage_object(
+                    Usage(num_prompt_tokens, answer.num_tokens, None, answer.num_thinking_tokens)
+                )
             for chunk in chunks:
                 chunk["usage"] = usage
         return event(chunks[0]) if len(chunks) == 1 else b"".join(map(event, chunks))
@@ -52,4 +54,6 @@ def usage_object(usage: Usage) -> dict[str, Any]:
     }
     if usage.cached_tokens is not None:
         written["prompt_tokens_details"] = {"cached_tokens": usage.cached_tokens}
+    if usage.num_thinking_tokens is not None:
+        written["completion_tokens_details"] = {"reasoning_tokens": usage.num_thinking_tokens}
     return written

@@ -74,6 +74,10 @@ class CompletionWriter:
         chunk = {**self._head, "choices": [self._choice(index, delta, is_first=is_first)]}
         return self._events.written([chunk], index, answer)
 
+    def watched(self, index: int) -> str:
+        """Return no character: a completion is all text."""
+        return ""
+
     def end(self, usage: Usage) -> bytes:
         return self._events.end(self._head, usage)
 

@@ -25,11 +25,16 @@ class CachedTokens(BaseModel):
     cached_tokens: int
 
 
+class ReasoningTokens(BaseModel):
+    reasoning_tokens: int
+
+
 class Usage(BaseModel):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens | None = None
+    completion_tokens_details: ReasoningTokens | None = None
 
 
 class CompletionLogprobs(BaseModel):
@@ -72,6 +77,8 @@ class ToolCall(BaseModel):
 class ChatMessage(BaseModel):
     role: Literal["assistant"]
     content: str | None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
     refusal: str | None = None
     tool_calls: list[ToolCall] | None = None
 

@@ -17,6 +17,8 @@ class CallScanner:
     content only if their block can't be read.
     """
 
+    watched = None
+
     def __init__(self, form: ToolFormat, tools: Sequence[Tool], *, max_calls: int | None = None) -> None:
         self._form = form
         self._tools = tools

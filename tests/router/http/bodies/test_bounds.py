@@ -155,6 +155,7 @@ TOTALS = {
     "guided_choice",
     "tools",
     "chat_template_kwargs",
+    "thinking",
 }
 """The characters of all strings inside of these are bounded, which JSON Schema has no word for."""
 UNTYPED = {"structured_outputs.choice", "messages[].tool_calls", "messages[].tool_calls[].function.arguments"}
