@@ -79,7 +79,7 @@ def create_app(config: RouterConfig, *, on_fatal: OnFatal = end_process) -> Fast
         redoc_url=None,
         lifespan=partial(_serving, resources=resources, on_fatal=on_fatal),
     )
-    install_error_handlers(app)
+    install_error_handlers(app, {})
     for module in (completions, chat, tokenization, model_list, probes):
         app.include_router(module.router)
     if resources.files.admin_token is not None:
