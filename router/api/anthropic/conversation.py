@@ -70,7 +70,8 @@ def chat_messages(system: Any, messages: Any, marks: CacheMarks) -> list[dict[st
     chat: list[dict[str, Any]] = []
     names: dict[str, str] = {}
     """The names of the tools that were called so far, by the calls' ids."""
-    for turn in _turns(system, messages, marks):
+    turns = _turns(system, messages, marks)
+    for turn in turns:
         match turn.role:
             case "user":
                 chat += _of_user(turn, names, marks)
@@ -78,6 +79,11 @@ def chat_messages(system: Any, messages: Any, marks: CacheMarks) -> list[dict[st
                 chat.append(_of_assistant(turn, names))
             case _:
                 chat.append({"role": turn.role, "content": _joined(turn.blocks)})
+    if turns[-1].role == "assistant":
+        raise InvalidRequestError(
+            f"messages[{len(messages) - 1}] is the assistant's: an answer that continues it is not "
+            "supported, so the last message must be the user's"
+        )
     return chat
 
 
@@ -101,11 +107,6 @@ def _turns(system: Any, messages: Any, marks: CacheMarks) -> list[Turn]:
             turns[-1].blocks += blocks
         else:
             turns.append(Turn(role, blocks))
-    if turns[-1].role == "assistant":
-        raise InvalidRequestError(
-            f"messages[{len(messages) - 1}] is the assistant's: an answer that continues it is not "
-            "supported, so the last message must be the user's"
-        )
     return turns
 
 

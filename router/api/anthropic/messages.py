@@ -22,6 +22,9 @@ from wire.errors import InvalidRequestError
 
 router = APIRouter()
 
+THEIR_WORDS = {"response_format": "output_config.format", "thinking_token_budget": "thinking.budget_tokens"}
+"""Fields of a chat, as requests name them here."""
+
 
 async def check_message(
     http: Request, body: MessageBody, services: Services, client: Client, deadline: float
@@ -31,7 +34,8 @@ async def check_message(
     try:
         return await check_chat(http, body.chat(), services, client, deadline, id_prefix="msg")
     except InvalidRequestError as error:
-        error.message = error.message.replace("response_format", "output_config.format")
+        for ours, theirs in THEIR_WORDS.items():
+            error.message = error.message.replace(ours, theirs)
         raise
 
 

@@ -1,1 +1,1 @@
-"""Tests of router/api/openai."""
+"""Tests of router/api/anthropic."""

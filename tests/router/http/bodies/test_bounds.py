@@ -155,9 +155,18 @@ TOTALS = {
     "guided_choice",
     "tools",
     "chat_template_kwargs",
+    "context_management",
+    "output_config",
+    "output_format",
 }
 """The characters of all strings inside of these are bounded, which JSON Schema has no word for."""
-UNTYPED = {"structured_outputs.choice", "messages[].tool_calls", "messages[].tool_calls[].function.arguments"}
+UNTYPED = {
+    "structured_outputs.choice",
+    "messages[].tool_calls",
+    "messages[].tool_calls[].function.arguments",
+    "messages[].content[].content",
+    "messages[].content[].input",
+}
 """The schema does not go into these."""
 
 
