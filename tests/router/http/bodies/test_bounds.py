@@ -183,6 +183,13 @@ async def schemas(make_stack):
     }
 
 
+def with_inner(error):
+    """The error and all errors that led to it."""
+    yield error
+    for inner in error.context or ():
+        yield from with_inner(inner)
+
+
 def is_told(schemas, bound: Bound) -> bool:
     """Whether a schema refuses what is above ``bound`` for that alone, and none what is at it."""
     words = {"maxLength", "maxItems", "maxProperties"}
@@ -193,7 +200,7 @@ def is_told(schemas, bound: Bound) -> bool:
             one for one in schemas.values() if bound is FIELDS or body.keys() <= one["properties"].keys()
         ]
         errors = [error for schema in known for error in Draft202012Validator(schema).iter_errors(body)]
-        return {one.validator for error in errors for one in (error, *(error.context or ()))} & words
+        return {one.validator for error in errors for one in with_inner(error)} & words
 
     assert not refused_by(bound.limit), bound
     return bool(refused_by(bound.limit + 1))
