@@ -21,6 +21,8 @@ from router.admin_ui import pages
 from router.admission.gate import Gate, GateLimits
 from router.admission.hold import Hold, watch
 from router.api import probes
+from router.api.anthropic import errors as anthropic_errors
+from router.api.anthropic import messages
 from router.api.openai import chat, completions, model_list, tokenization
 from router.api.openai.schemas import ERRORS
 from router.background import OnFatal, cancel_and_wait, start_background
@@ -81,8 +83,8 @@ def create_app(config: RouterConfig, *, on_fatal: OnFatal = end_process) -> Fast
         redoc_url=None,
         lifespan=partial(_serving, resources=resources, on_fatal=on_fatal),
     )
-    install_error_handlers(app)
-    for module in (completions, chat, tokenization, model_list, probes):
+    install_error_handlers(app, {anthropic_errors.PATH: anthropic_errors.ANTHROPIC_ERRORS})
+    for module in (completions, chat, messages, tokenization, model_list, probes):
         app.include_router(module.router)
     if resources.files.admin_token is not None:
         add_admin_api(app, resources.files.admin_token)
@@ -188,6 +190,7 @@ def _add_middleware(app: FastAPI, resources: Resources) -> None:
     endpoints = {
         "/v1/completions": completions.create_completion,
         "/v1/chat/completions": chat.create_chat_completion,
+        "/v1/messages": messages.create_message,
     }
     app.add_middleware(DirectRoutes, endpoints=endpoints)
     room = app.state.body_room = BodyRoom(BODIES_AT_ONCE * config.max_body_bytes)

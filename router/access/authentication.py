@@ -1,4 +1,4 @@
-"""Refuses requests without an API key: 401, in OpenAI's form."""
+"""Refuses requests without an API key: 401."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ADMIN_PREFIX = "/admin/"
 """These paths need the admin token instead of an API key."""
 NEEDED = (
     "You didn't provide an API key. You need to provide your API key in an Authorization header using Bearer "
-    "auth (i.e. Authorization: Bearer YOUR_KEY)."
+    "auth (i.e. Authorization: Bearer YOUR_KEY), or in the header x-api-key."
 )
 WRONG = "Incorrect API key provided. Ask this server's operator for a key, or whether yours is still valid."
 
@@ -41,7 +41,7 @@ class AuthenticationMiddleware:
             key = self._key_of(scope)
         except AuthenticationError as error:
             scope["app"].state.services.metrics.unauthorized.inc()
-            response = error_response(error)
+            response = error_response(error, scope)
             response.headers["WWW-Authenticate"] = "Bearer"
             await response(scope, receive, send)
             return
@@ -52,11 +52,23 @@ class AuthenticationMiddleware:
         return path in self._open_paths or path.startswith(ADMIN_PREFIX)
 
     def _key_of(self, scope: Scope) -> ApiKey:
-        given = [value for name, value in scope["headers"] if name == b"authorization"]
-        scheme, _, presented = given[0].decode("latin-1").partition(" ") if given else ("", "", "")
-        if scheme.lower() != "bearer" or not presented.strip():
+        presented = _presented(scope)
+        if not presented:
             raise AuthenticationError(NEEDED)
-        key = self._key_file.keys.find(presented.strip()) if len(given) == 1 else None
+        key = self._key_file.keys.find(presented[0]) if len(presented) == 1 else None
         if key is None:
             raise AuthenticationError(WRONG)
         return key
+
+
+def _presented(scope: Scope) -> list[str]:
+    """Return the keys in a request's headers. Clients of OpenAI's API use ``Authorization``, many clients of
+    Anthropic's ``x-api-key``. Some send both; then ``Authorization`` counts."""
+    bearer, plain = [], []
+    for name, value in scope["headers"]:
+        if name == b"authorization":
+            scheme, _, key = value.decode("latin-1").partition(" ")
+            bearer += [key.strip()] if scheme.lower() == "bearer" else []
+        elif name == b"x-api-key":
+            plain.append(value.decode("latin-1").strip())
+    return [key for key in bearer if key] or [key for key in plain if key]

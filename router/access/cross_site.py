@@ -23,7 +23,7 @@ class AllowedHostsMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         error = self._error(scope) if scope["type"] in ("http", "websocket") else None
-        await (self._app if error is None else error_response(error))(scope, receive, send)
+        await (self._app if error is None else error_response(error, scope))(scope, receive, send)
 
     def _error(self, scope: Scope) -> InvalidRequestError | None:
         given = [value for name, value in scope["headers"] if name == b"host"]
@@ -51,7 +51,7 @@ class OriginsMiddleware:
         if scope["type"] in ("http", "websocket"):
             header = partial(_header, scope)
             if is_of_another_site(scope.get("method", ""), header, self._allowed):
-                await error_response(_error(header("origin")))(scope, receive, send)
+                await error_response(_error(header("origin")), scope)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 

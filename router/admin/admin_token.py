@@ -62,7 +62,8 @@ class AdminTokenMiddleware:
                 AdminTokenError(
                     "this address needs the admin token: send Authorization: Bearer <token>, the one in the "
                     "router's --admin-token-file"
-                )
+                ),
+                scope,
             )
             response.headers["WWW-Authenticate"] = "Bearer"
             await response(scope, receive, send)

@@ -39,7 +39,7 @@ async def healthz(request: Request) -> JSONResponse:
     lag = services_of(request).lag
     if lag.is_starved:
         reason = f"this router is too busy: its event loop runs up to {lag.worst_s:.1f} s late"
-        return error_response(UnavailableError.told(reason))
+        return error_response(UnavailableError.told(reason), request.scope)
     return JSONResponse({"status": "ok", "event_loop_lag_s": round(lag.worst_s, 4)})
 
 
@@ -47,21 +47,21 @@ async def healthz(request: Request) -> JSONResponse:
 async def readyz(request: Request) -> JSONResponse:
     """Whether a request for some model would be served now, or soon by servers that are expected back. If
     not, 503 with the reason."""
-    return _readiness(services_of(request), "ready")
+    return _readiness(request, "ready")
 
 
 @router.get("/health")
 async def health(request: Request) -> JSONResponse:
     """The probe that vLLM's clients use before they begin. It says what `/readyz` says: 200 if a request
     would be served."""
-    return _readiness(services_of(request), "ok")
+    return _readiness(request, "ok")
 
 
 @router.post("/ping", include_in_schema=False)
 @router.get("/ping")
 async def ping(request: Request) -> JSONResponse:
     """SageMaker's probe of a container. It says what `/readyz` says: 200 if a request would be served."""
-    return _readiness(services_of(request), "ok")
+    return _readiness(request, "ok")
 
 
 @router.get("/version")
@@ -88,11 +88,12 @@ async def metrics_of_one(request: Request) -> Response:
     return Response(_own_metrics(services_of(request)), media_type=CONTENT_TYPE_LATEST)
 
 
-def _readiness(services: Services, status: str) -> JSONResponse:
+def _readiness(request: Request, status: str) -> JSONResponse:
     """Answer whether this router is ready. Errors are returned, not raised: a probe is not a failed request,
     and the log only gets a line if something has changed."""
+    services = services_of(request)
     if services.drain.has_begun:
-        return error_response(UnavailableError.told("this router is about to stop"))
+        return error_response(UnavailableError.told("this router is about to stop"), request.scope)
     absence = services.absence
     if absence is None and services.leaves_requests_to_another_release:
         absence = OTHER_RELEASE
@@ -100,7 +101,7 @@ def _readiness(services: Services, status: str) -> JSONResponse:
     is_short = services.has_short_absence  # asked at every probe: holds note when servers were last there
     if absence is None or (absence is not OTHER_RELEASE and is_short):
         return JSONResponse({"status": status})
-    return error_response(absence.error())
+    return error_response(absence.error(), request.scope)
 
 
 def _own_metrics(services: Services) -> bytes:

@@ -54,7 +54,8 @@ class DrainMiddleware:
             response = error_response(
                 UnavailableError.told(
                     "this router is about to stop: send the request again, and another router will take it"
-                )
+                ),
+                scope,
             )
             response.headers["Connection"] = "close"
             await response(scope, receive, send)

@@ -1,4 +1,8 @@
-"""Every error in OpenAI's JSON form: ``{"error": {"message", "type", "param", "code"}}``."""
+"""Answers errors.
+
+Every error has OpenAI's form, ``{"error": {"message", "type", "param", "code"}}``, except on the paths of an
+API that has a form of its own (:mod:`router.http.error_form`).
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,7 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
+from router.http.error_form import ErrorForm, PublicError
 from wire.errors import DeadlineError, InvalidRequestError, OverloadedError, TwinfangError
 from wire.repeated_lines import RepeatedLines
 
@@ -38,25 +43,45 @@ queue, for ``hold_s`` at most. If a server comes back meanwhile, a request in th
 one that is sent again later. If this router is stopping, another router takes the request."""
 
 
+class OpenAIErrors:
+    """OpenAI's form."""
+
+    def body(self, error: PublicError, request_id: str) -> dict[str, Any]:
+        said = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
+        return {"error": said}
+
+    def headers(self, request_id: str) -> dict[str, str]:
+        return {}
+
+
+OPENAI_ERRORS = OpenAIErrors()
+
+
+def form_of(scope: Scope) -> ErrorForm:
+    """Return the form of errors on a request's path: that of the API to which the path belongs."""
+    forms: Mapping[str, ErrorForm] = scope["app"].state.error_forms
+    path = scope["path"]
+    return next((form for of, form in forms.items() if f"{path}/".startswith(f"{of}/")), OPENAI_ERRORS)
+
+
 def error_body(error: TwinfangError) -> dict[str, Any]:
-    """Return the JSON that a client gets for ``error``."""
-    return {
-        "error": {
-            "message": error.public,
-            "type": error.type,
-            "param": error.param,
-            "code": error.code,
-        }
-    }
+    """Return the JSON that a client of OpenAI's API gets for ``error``."""
+    return OPENAI_ERRORS.body(PublicError.of(error), "")
 
 
-def error_response(error: TwinfangError) -> JSONResponse:
-    headers = {}
+def error_response(error: TwinfangError, scope: Scope) -> JSONResponse:
+    """Return the response for ``error``, in the form of the API to which the request belongs."""
+    response = _response(PublicError.of(error), scope)
     if isinstance(error, OverloadedError):
-        headers["Retry-After"] = str(error.retry_after_s)
+        response.headers["Retry-After"] = str(error.retry_after_s)
     elif error.http_status == 503:
-        headers["Retry-After"] = str(UNAVAILABLE_RETRY_AFTER_S)
-    return JSONResponse(error_body(error), error.http_status, headers=headers)
+        response.headers["Retry-After"] = str(UNAVAILABLE_RETRY_AFTER_S)
+    return response
+
+
+def _response(error: PublicError, scope: Scope) -> JSONResponse:
+    form, request_id = form_of(scope), scope.get("state", {}).get("request_id", "-")
+    return JSONResponse(form.body(error, request_id), error.status, headers=form.headers(request_id))
 
 
 def from_validation(error: ValidationError) -> InvalidRequestError:
@@ -66,6 +91,8 @@ def from_validation(error: ValidationError) -> InvalidRequestError:
         return InvalidRequestError(f"the body must be a JSON object, got {shown(first['input'])}")
     param, *inner = map(str, first["loc"])
     where = ".".join([param, *(part for part in inner if not KIND_OF_UNION.fullmatch(part))])
+    if first["type"] == "missing":
+        return InvalidRequestError(f"{where} is missing: it is required", param=param)
     message = IN_WORDS_OF_JSON.get(first["type"], first["msg"])
     return InvalidRequestError(f"{where}: {message}, got {shown(first['input'])}", param=param)
 
@@ -106,7 +133,7 @@ def _pieces(value: object) -> Iterator[str]:
 def answer_error(request: Request, error: TwinfangError) -> JSONResponse:
     """Return the response for ``error``, and log the error if it is not the client's fault."""
     tell_log(request.scope, error)
-    return error_response(error)
+    return error_response(error, request.scope)
 
 
 def tell_log(scope: Scope, error: TwinfangError) -> None:
@@ -124,8 +151,13 @@ def tell_log(scope: Scope, error: TwinfangError) -> None:
     lines.write(level, kind, "request %s: %s: %s", request_id, kind, error.message)
 
 
-def install_error_handlers(app: FastAPI) -> None:
-    """Make ``app`` answer every error in OpenAI's form, including errors of routing and of the framework."""
+def install_error_handlers(app: FastAPI, forms: Mapping[str, ErrorForm]) -> None:
+    """Make ``app`` answer every error in the form of its API, including errors of routing and of the
+    framework.
+
+    ``forms`` has the forms of APIs other than OpenAI's. Its keys are the beginnings of their paths.
+    """
+    app.state.error_forms = forms
 
     async def on_twinfang_error(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, TwinfangError)
@@ -133,20 +165,24 @@ def install_error_handlers(app: FastAPI) -> None:
 
     async def on_http_exception(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
-        message, code, headers = str(error.detail), "http_error", error.headers
+        message, code, headers = str(error.detail), "http_error", dict(error.headers or {})
         if error.status_code == 404:
             message, code = f"Unknown request URL: {request.method} {request.url.path}", "unknown_url"
         elif error.status_code == 405:
             message = f"{request.method} is not allowed for {request.url.path}"
             code = "method_not_allowed"
             headers = _with_head(headers)
-        body = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
-        return JSONResponse({"error": body}, error.status_code, headers=headers)
+        response = _response(
+            PublicError(error.status_code, "invalid_request_error", code, message), request.scope
+        )
+        response.headers.update(headers)
+        return response
 
     async def on_unexpected(request: Request, error: Exception) -> JSONResponse:
         request_id = request_id_of(request)
         log.error("request %s failed: %s: %s", request_id, type(error).__name__, error)
-        response = error_response(TwinfangError.told("the router failed on this request; its log says why"))
+        failure = TwinfangError.told("the router failed on this request; its log says why")
+        response = error_response(failure, request.scope)
         # The framework calls this handler outside all middleware, and logs the traceback afterwards.
         response.headers["X-Request-Id"] = request_id
         return response
@@ -157,7 +193,7 @@ def install_error_handlers(app: FastAPI) -> None:
         first = error.errors()[0]
         name = str(first["loc"][-1])
         message = f"{name} {shown(first.get('input'))}: {first['msg']}"
-        return error_response(InvalidRequestError(message, param=name))
+        return error_response(InvalidRequestError(message, param=name), request.scope)
 
     app.add_exception_handler(RequestValidationError, on_bad_parameter)
     app.add_exception_handler(TwinfangError, on_twinfang_error)

@@ -73,6 +73,16 @@ BOUNDS = (
     Bound("tools", 1 << 20, CHARACTERS, "send fewer or smaller ones"),
     Bound("tool_choice", 1 << 16, CHARACTERS, _GRAMMAR),
     Bound("chat_template_kwargs", 1 << 16, CHARACTERS, _GRAMMAR),
+    Bound("system", 1 << 12, "blocks", "join blocks that are text"),
+    Bound("messages[].content[].content", 1 << 12, "blocks", "join blocks that are text"),
+    Bound("messages[].content[].input", 1 << 20, CHARACTERS, _CHAT),
+    Bound("stop_sequences", 64, "strings", _FEWER),
+    Bound("stop_sequences[]", 1024, CHARACTERS, _NAME),
+    Bound("metadata.user_id", 1024, CHARACTERS, _NAME),
+    Bound("cache_control", 16, "entries", _FEWER),
+    Bound("context_management", 1 << 12, CHARACTERS, _GRAMMAR),
+    Bound("output_config", MAX_GRAMMAR_BYTES, CHARACTERS, _GRAMMAR),
+    Bound("output_format", MAX_GRAMMAR_BYTES, CHARACTERS, _GRAMMAR),
     Bound("tokens", 1 << 20, "token ids", "divide them among several requests"),
 )
 

@@ -155,10 +155,19 @@ TOTALS = {
     "guided_choice",
     "tools",
     "chat_template_kwargs",
+    "context_management",
+    "output_config",
+    "output_format",
     "thinking",
 }
 """The characters of all strings inside of these are bounded, which JSON Schema has no word for."""
-UNTYPED = {"structured_outputs.choice", "messages[].tool_calls", "messages[].tool_calls[].function.arguments"}
+UNTYPED = {
+    "structured_outputs.choice",
+    "messages[].tool_calls",
+    "messages[].tool_calls[].function.arguments",
+    "messages[].content[].content",
+    "messages[].content[].input",
+}
 """The schema does not go into these."""
 
 
@@ -175,6 +184,13 @@ async def schemas(make_stack):
     }
 
 
+def with_inner(error):
+    """The error and all errors that led to it."""
+    yield error
+    for inner in error.context or ():
+        yield from with_inner(inner)
+
+
 def is_told(schemas, bound: Bound) -> bool:
     """Whether a schema refuses what is above ``bound`` for that alone, and none what is at it."""
     words = {"maxLength", "maxItems", "maxProperties"}
@@ -185,7 +201,7 @@ def is_told(schemas, bound: Bound) -> bool:
             one for one in schemas.values() if bound is FIELDS or body.keys() <= one["properties"].keys()
         ]
         errors = [error for schema in known for error in Draft202012Validator(schema).iter_errors(body)]
-        return {one.validator for error in errors for one in (error, *(error.context or ()))} & words
+        return {one.validator for error in errors for one in with_inner(error)} & words
 
     assert not refused_by(bound.limit), bound
     return bool(refused_by(bound.limit + 1))
