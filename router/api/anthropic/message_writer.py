@@ -50,6 +50,9 @@ class MessageWriter:
         events += self._blocks.of(self._parts(delta))
         return _written(events)
 
+    def watched(self, index: int) -> str | None:
+        return self._reader.watched
+
     def end(self, usage: Usage) -> bytes:
         events = [] if self._blocks.has_begun else self._blocks.begin(TEXT)
         events += self._blocks.end()
@@ -97,12 +100,15 @@ class MessageWriter:
 def _usage_object(usage: Usage) -> dict[str, Any]:
     """Return the usage. Prompt tokens that were cached count separately."""
     cached = usage.cached_tokens or 0
-    return {
+    written: dict[str, Any] = {
         "input_tokens": usage.num_prompt_tokens - cached,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": cached,
         "output_tokens": usage.num_answer_tokens,
     }
+    if usage.num_thinking_tokens is not None:
+        written["output_tokens_details"] = {"thinking_tokens": usage.num_thinking_tokens}
+    return written
 
 
 def _written(events: Iterable[dict[str, Any]]) -> bytes:

@@ -38,11 +38,16 @@ class ToolUseBlock(BaseModel):
     input: dict[str, Any]
 
 
+class OutputTokens(BaseModel):
+    thinking_tokens: int
+
+
 class MessageUsage(BaseModel):
     input_tokens: int
     cache_creation_input_tokens: int
     cache_read_input_tokens: int
     output_tokens: int
+    output_tokens_details: OutputTokens | None = None
 
 
 class Message(BaseModel):

@@ -373,3 +373,28 @@ async def test_a_body_of_many_small_blocks_is_answered_soon(make_stack):
     reader, writer = await raw_request(stack, body, path="/v1/messages")
     assert b"400" in await asyncio.wait_for(reader.readline(), 30)
     writer.close()
+
+
+# --- thinking --------------------------------------------------------------------------------------
+
+THINKS = {
+    "chat_template": "{{ messages[-1].content }}{% if enable_thinking is not false %}<think>\n{% endif %}"
+}
+
+
+async def test_thinking_is_a_block_before_the_answer(make_stack, words):
+    stack = await make_stack(tokenizer_settings=THINKS, reasoning_parser="qwen3")
+    stack.decode[0].script = saying([*words.encode_now("Rome?</think>\n\nRome."), EOS], ends=True)
+    message = await told(stack, thinking={"type": "adaptive"})
+    assert message["content"] == [
+        {"type": "thinking", "thinking": "Rome?", "signature": "unsigned"},
+        {"type": "text", "text": "Rome."},
+    ]
+    assert message["usage"]["output_tokens_details"]["thinking_tokens"] > 0
+    hidden = await told(stack, thinking={"type": "adaptive", "display": "omitted"})
+    assert hidden["content"] == [{"type": "text", "text": "Rome."}]
+    stack.decode[0].script = saying([*words.encode_now("Rome."), EOS], ends=True)
+    silent = await told(stack, thinking={"type": "disabled"})
+    assert silent["content"] == [{"type": "text", "text": "Rome."}]
+    refused = await asked(stack, thinking={"type": "enabled", "budget_tokens": 40})
+    assert "thinking.budget_tokens is 40" in error_of(refused, 400, "invalid_request_error")
