@@ -12,7 +12,26 @@ from typing import Any, Literal
 from router.policies.policy_names import PolicyName
 from wire.errors import ConfigError, InvalidRequestError
 
-ToolParserName = Literal["auto", "none", "hermes", "nemotron_json", "qwen3_coder"]
+ToolParserName = Literal[
+    "auto",
+    "none",
+    "deepseek_v3",
+    "deepseek_v31",
+    "glm45",
+    "glm47",
+    "granite",
+    "hermes",
+    "kimi_k2",
+    "llama3_json",
+    "llama4_pythonic",
+    "minimax",
+    "minimax_m2",
+    "mistral",
+    "nemotron_json",
+    "pythonic",
+    "qwen3_coder",
+    "qwen3_xml",
+]
 ReasoningParserName = Literal[
     "auto",
     "none",

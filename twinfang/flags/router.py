@@ -166,11 +166,16 @@ DECODE_POLICY = Flag(
     *("--decode-policy", "least_loaded|prefix_affinity|round_robin", _policy, "the same for decode servers"),
     default="least_loaded",
 )
+_PARSERS = (
+    *("auto", "none", "deepseek_v3", "deepseek_v31", "glm45", "glm47", "granite", "hermes", "kimi_k2"),
+    *("llama3_json", "llama4_pythonic", "minimax", "minimax_m2", "mistral", "nemotron_json", "pythonic"),
+    *("qwen3_coder", "qwen3_xml"),
+)
 TOOL_CALL_PARSER = Flag(
     "--tool-call-parser",
-    "auto|none|hermes|nemotron_json|qwen3_coder",
-    one_of("auto", "none", "hermes", "nemotron_json", "qwen3_coder"),
-    "format in which models write tool calls; auto finds it from their chat templates",
+    "NAME",
+    one_of(*_PARSERS),
+    f"how models write tool calls: {', '.join(_PARSERS)}; auto: as their chat templates show",
     default="auto",
 )
 _reasoning_parsers = (

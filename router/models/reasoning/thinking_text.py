@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from router.models.reasoning.reasoning_format import Place, ReasoningFormat
-from router.models.tools.tool_format import length_of_beginning
+from router.models.tools.arriving_text import length_of_beginning
 
 MAX_BLANKS = 64
 """White space that may precede the begin mark. If there is more, the answer has no thinking."""

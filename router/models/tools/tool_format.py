@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from router.models.tools.arriving_text import ArrivingText, Reading
+from router.models.tools.part_writer import PartWriter
 
-@dataclass(frozen=True)
-class ToolCall:
-    name: str
-    arguments: str
-    """The JSON text of an object, or the beginning of this text if the answer was cut off."""
+Terminal = Callable[[str], str]
+"""Returns the Lark terminal for a mark: a text, or a special token if the model has such a token."""
 
 
 @dataclass(frozen=True)
@@ -22,61 +20,43 @@ class Tool:
     name: str
     parameters: dict[str, Any]
     """JSON schema of its arguments."""
+    is_strict: bool = False
+    """Whether its calls must follow the schema even if the model is free to call."""
 
     @classmethod
     def of(cls, said: dict[str, Any]) -> Tool:
         """Make a tool from one item of a request's ``tools``. The item was checked before. A tool without
         ``parameters`` takes no arguments."""
         function = said["function"]
-        parameters = function.get("parameters")
-        return cls(function["name"], parameters or {"type": "object", "properties": {}})
-
-
-@dataclass(frozen=True)
-class Marks:
-    """Lark terminals for the two marks of a format: texts, or special tokens if the model has such tokens."""
-
-    begin: str
-    end: str
+        parameters = function.get("parameters") or {"type": "object", "properties": {}}
+        return cls(function["name"], parameters, function.get("strict") is True)
 
 
 class ToolFormat(Protocol):
-    """One way to write calls: blocks between two marks, with one or several calls each."""
+    """One way to write calls. A block is a mark and what belongs to it, with one or several calls."""
 
-    begin: str
-    end: str
+    @property
+    def begins(self) -> tuple[str, ...]:
+        """The marks that begin a block. The first one is the one that is enforced. None if the format has no
+        mark: an answer then is calls from its start, or there is no call in it."""
 
-    def parse(self, block: str, tools: Sequence[Tool]) -> list[ToolCall]:
-        """Return the calls in the text between the marks. Raises :class:`ValueError` if it is not a call."""
+    @property
+    def first_of_call(self) -> str:
+        """The character with which calls begin in a format without begin marks. Else empty."""
 
-    def parse_cut(self, block: str, tools: Sequence[Tool]) -> list[ToolCall]:
-        """Return the calls of a block that was cut off. The last call's arguments may be only the beginning
-        of a JSON text. A call without a complete name is left out. Raises :class:`ValueError` if the block
-        does not begin a call at all."""
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """Further marks of the format that may be special tokens."""
 
-    def rules(self, tools: Sequence[Tool], marks: Marks, *, may_repeat: bool) -> list[str]:
+    def read(self, text: ArrivingText, calls: PartWriter, tools: Sequence[Tool]) -> Reading[None]:
+        """Read a block behind its begin mark. Raises :class:`UnreadableError` where the text is no call."""
+
+    def rules(self, tools: Sequence[Tool], terminal: Terminal, *, may_repeat: bool) -> list[str]:
         """Return Lark rules for one call of one of ``tools`` or, with ``may_repeat``, for several calls. The
-        rule ``calls`` stands for all calls together."""
+        rule ``calls`` stands for all calls together. The rule ``begin``, which is defined elsewhere, stands
+        for the mark that begins a block."""
 
 
-def call_from_json(value: Any) -> ToolCall:
-    """Make a call of ``{"name": …, "arguments": {…}}``. Raises :class:`ValueError`."""
-    if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
-        raise ValueError("a call must be an object with a name")
-    arguments = value.get("arguments", value.get("parameters"))
-    if isinstance(arguments, str):  # some models write JSON in a string
-        arguments = json.loads(arguments) if arguments else {}
-    if arguments is None:
-        arguments = {}
-    if not isinstance(arguments, dict):
-        raise ValueError("a call's arguments must be an object")
-    return ToolCall(value["name"], json.dumps(arguments, ensure_ascii=False))
-
-
-def length_of_beginning(text: str, mark: str) -> int:
-    """Return the length of the longest beginning of ``mark`` with which ``text`` ends. The whole mark does
-    not count as a beginning."""
-    for length in range(min(len(text), len(mark) - 1), 0, -1):
-        if text.endswith(mark[:length]):
-            return length
-    return 0
+def definitions(tool: Tool) -> dict[str, Any]:
+    """Return the definitions in a tool's schema, to which the schemas of its parameters may refer."""
+    return {key: tool.parameters[key] for key in ("$defs", "definitions") if key in tool.parameters}

@@ -14,6 +14,7 @@ from router.models.tools.tool_use import wanted_tool_use
 from testing.router.scripted_router import MODEL
 from testing.router.scripted_servers import saying
 from testing.router.tokenizers import EOS, byte_level_backend
+from testing.router.tool_calls import SAID, TOOLS
 
 LOOK = {
     "type": "function",
@@ -54,12 +55,13 @@ async def told(stack, text, words, *, stream, read=json.loads, **fields):
         (choice,) = chunk.choices
         content += choice.delta.content or ""
         for call in choice.delta.tool_calls or []:
-            assert call.index == len(named)
-            ids.add(call.id)
-            named.append((call.function.name, read(call.function.arguments)))
+            if call.index == len(named):
+                ids.add(call.id)
+                named.append([call.function.name, ""])
+            named[-1][1] += call.function.arguments or ""
         reason = choice.finish_reason or reason
     assert len(ids) == len(named)
-    return content, named, reason
+    return content, [(name, read(arguments)) for name, arguments in named], reason
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
@@ -83,7 +85,7 @@ async def test_calls_are_read_out_of_the_answer(make_stack, words, stream):
         ("I look.\n<tool_", "I look.", []),
         ("I look.\n<tool_call>", "I look.", []),
         ('I look.\n<tool_call>\n{"name": "lo', "I look.", []),
-        ('I look.\n<tool_call>\n{"name": "look", "arg', "I look.", [("look", "")]),
+        ('I look.\n<tool_call>\n{"name": "look", "arg', "I look.", []),
         ('I look.\n<tool_call>\n{"name": "look", "arguments": {"at": "s', "I look.", [("look", '{"at": "s')]),
         (TEXT[:-8], "I look.", [("look", '{"at": "sky"}')]),
         (TWO[:-14], "I look.", [("look", '{"at": "sky"}'), ("wait", "{}")]),
@@ -210,6 +212,35 @@ async def test_what_can_not_be_enforced_is_refused_before_it_is_sent(make_stack)
     assert not stack.decode[0].submitted
 
 
+@pytest.mark.parametrize("name", SAID)
+async def test_a_strict_tool_is_enforced_while_the_model_stays_free(follows, name):
+    """The text around calls is any text, other tools take any arguments, and an answer need not call."""
+    form, tokenizer, checker = FORMATS[name], Tokenizer(byte_level_backend()), GrammarChecker()
+    wanted = {"tokenizer": tokenizer, "structure": None, "may_repeat": True, "grammars": checker}
+
+    async def grammar(*strict):
+        schemas = {tool.name: tool.parameters for tool in TOOLS}
+        said = [{"name": n, "parameters": schemas[n], "strict": n in strict} for n in schemas]
+        tools = [{"type": "function", "function": function} for function in said]
+        use = await wanted_tool_use(tools, "auto", form, **wanted)
+        return use.grammar
+
+    text = SAID[name]
+    wrong = text.replace("[1, 2]", '"1"')
+    weather, clock, nothing = await grammar("weather"), await grammar("clock"), await grammar()
+    await checker.close()
+    assert nothing is None
+    for lark in (weather, clock):
+        assert follows(lark, "")
+        assert follows(lark, "Just text, 1 < 2.\n")
+        assert follows(lark, text)
+        if form.begins:
+            assert follows(lark, f"I look. {text} There: <")
+            assert follows(lark, f"{text} Again: {text}")
+    assert not follows(weather, wrong)
+    assert follows(clock, wrong)
+
+
 async def test_marks_that_are_special_tokens_are_written_and_shown_as_such(follows):
     backend = FastTokenizer.from_str(byte_level_backend().to_str())
     backend.add_special_tokens(["<tool_call>", "</tool_call>"])
@@ -223,3 +254,17 @@ async def test_marks_that_are_special_tokens_are_written_and_shown_as_such(follo
     assert tokenizer.special_id("<tool_call>") == tokens[0]
     assert matcher.try_consume_tokens(tokens) == len(tokens)
     assert matcher.is_accepting()
+
+
+async def test_a_strict_call_begins_at_a_special_token(follows):
+    backend = FastTokenizer.from_str(byte_level_backend().to_str())
+    backend.add_special_tokens(["<tool_call>", "</tool_call>"])
+    tokenizer = Tokenizer(backend)
+    wanted = {"structure": None, "may_repeat": True, "grammars": GrammarChecker()}
+    strict = {"type": "function", "function": {**LOOK["function"], "strict": True}}
+    use = await wanted_tool_use([strict], "auto", FORMATS["hermes"], tokenizer=tokenizer, **wanted)
+    await wanted["grammars"].close()
+    for said, is_right in (("sky", True), ("heavens", False)):
+        matcher = LLMatcher(LLTokenizer(backend.to_str(), eos_token=[EOS]), use.grammar)
+        tokens = tokenizer.encode_now(TEXT.replace("sky", said))
+        assert (matcher.try_consume_tokens(tokens) == len(tokens)) is is_right
