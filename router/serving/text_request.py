@@ -75,6 +75,8 @@ class TextRequest:
     session: str | None
     """Requests of one session go to the same servers."""
     trace: RequestTrace
+    numbers_events: bool = False
+    """Whether each event of the stream has its own number."""
 
     @property
     def n(self) -> int:
@@ -91,6 +93,7 @@ class TextRequest:
         """Whether the events of the stream differ only in their text, and the router need not search this
         text for stop strings or marks of parts."""
         tells_more = self.logprobs is not None or self.return_token_ids or self.continuous_usage
+        tells_more = tells_more or self.numbers_events
         return len(self.prompts) == self.n == 1 and not (self.stop or self.form or tells_more)
 
     @property
