@@ -155,9 +155,12 @@ TOTALS = {
     "guided_choice",
     "tools",
     "chat_template_kwargs",
+    "text",
+    "reasoning",
 }
 """The characters of all strings inside of these are bounded, which JSON Schema has no word for."""
 UNTYPED = {"structured_outputs.choice", "messages[].tool_calls", "messages[].tool_calls[].function.arguments"}
+UNTYPED |= {bound.field for bound in BOUNDS if bound.field.startswith("input[]")}
 """The schema does not go into these."""
 
 
