@@ -98,11 +98,7 @@ REFUSED = {
     "truncation: auto": "invalid_value",
 }
 ROWS = [
-    (RESPONSES, field, client, REFUSED.get(field, "works"))
-    for client in (CREATE, STREAM)
-    for field in VALUES
-    if (field, client)
-    not in {("background", STREAM), ("conversation", STREAM)}  # the helper checks them itself
+    (RESPONSES, field, client, REFUSED.get(field, "works")) for client in (CREATE, STREAM) for field in VALUES
 ]
 """Endpoint, field, call of the ``openai`` client, and whether it works or with which code it is refused."""
 
