@@ -20,11 +20,12 @@ from router.admin.events import EventFeed
 from router.admin_ui import pages
 from router.admission.gate import Gate, GateLimits
 from router.admission.hold import Hold, watch
-from router.api import probes
+from router.api import probes, refused
 from router.api.anthropic import errors as anthropic_errors
 from router.api.anthropic import messages
 from router.api.openai import chat, completions, model_list, tokenization
 from router.api.openai.schemas import ERRORS
+from router.api.responses import creation, stored
 from router.background import OnFatal, cancel_and_wait, start_background
 from router.config import LiveConfig, RouterConfig
 from router.fleet.absence import Absence
@@ -84,12 +85,13 @@ def create_app(config: RouterConfig, *, on_fatal: OnFatal = end_process) -> Fast
         lifespan=partial(_serving, resources=resources, on_fatal=on_fatal),
     )
     install_error_handlers(app, {anthropic_errors.PATH: anthropic_errors.ANTHROPIC_ERRORS})
-    for module in (completions, chat, messages, tokenization, model_list, probes):
+    for module in (completions, chat, messages, refused, creation, stored, tokenization, model_list, probes):
         app.include_router(module.router)
     if resources.files.admin_token is not None:
         add_admin_api(app, resources.files.admin_token)
         app.include_router(pages.router)
     app.state.drain = resources.drain
+    app.state.response_store = resources.files.response_store
     _add_middleware(app, resources)
     return app
 
@@ -139,6 +141,7 @@ async def _serving(app: FastAPI, *, resources: Resources, on_fatal: OnFatal) -> 
     watching = [
         start_background(feed.run(), "admin events", on_fatal),
         start_background(watch([model.hold for model in models]), "watch for absences", on_fatal),
+        start_background(files.response_store.keep_purging(), "expiry of responses", on_fatal),
     ]
     if files.state_file is not None:
         watching.append(start_background(files.state_file.keep_trying(), "state file", on_fatal))
@@ -191,6 +194,7 @@ def _add_middleware(app: FastAPI, resources: Resources) -> None:
         "/v1/completions": completions.create_completion,
         "/v1/chat/completions": chat.create_chat_completion,
         "/v1/messages": messages.create_message,
+        "/v1/responses": creation.create_response,
     }
     app.add_middleware(DirectRoutes, endpoints=endpoints)
     room = app.state.body_room = BodyRoom(BODIES_AT_ONCE * config.max_body_bytes)
@@ -205,7 +209,7 @@ def _add_middleware(app: FastAPI, resources: Resources) -> None:
         app.add_middleware(
             CORSMiddleware,
             allow_origins=config.cors_origins,
-            allow_methods=["GET", "POST"],
+            allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
             expose_headers=["X-Request-Id", "Retry-After"],
         )

@@ -69,6 +69,8 @@ HIGHEST = {
     "request_timeout_s": WEEK_S,
     "probe_interval_s": WEEK_S,
     "shutdown_grace_s": WEEK_S,
+    "response_store_bytes": 1 << 50,
+    "response_store_ttl_s": 10 * 365 * 24 * 3600,
 }
 """The highest values of settings. These values are so high that they limit nothing in practice, but clocks
 and counters of libraries can still hold them."""
@@ -226,6 +228,12 @@ class RouterConfig:
     bound to loopback accepts only loopback's names."""
     forwarded_allow_ips: tuple[str, ...] = ()
     """Addresses and networks of proxies whose ``X-Forwarded-For`` says which client a request is from."""
+    response_store: Path | None = None
+    """The file that keeps responses of ``/v1/responses``; None: they are not kept."""
+    response_store_bytes: int = 1 << 30
+    """How much all stored responses may take together. One of them may take a sixteenth."""
+    response_store_ttl_s: float = 30 * 24 * 3600.0
+    """How long a response is kept after it was made or last continued."""
     shutdown_grace_s: float = 10.0
     """How long answers in progress may continue after SIGTERM."""
 
@@ -256,6 +264,8 @@ class RouterConfig:
             "max_requests_in_flight",
             "max_choices",
             "request_timeout_s",
+            "response_store_bytes",
+            "response_store_ttl_s",
             "probe_interval_s",
         ):
             if not getattr(self, name) > 0:

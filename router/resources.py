@@ -26,6 +26,8 @@ from collections.abc import Mapping
 from router.access.key_file import KeyFile
 from router.admin.admin_token import AdminToken
 from router.admin.state_file import SavedChanges, StateFile
+from router.api.responses.response_file import ResponseFile
+from router.api.responses.response_store import NoStore, ResponseStore
 from router.models.folder import ModelFolder
 
 
@@ -42,6 +44,7 @@ class Files:
     admin_token: AdminToken | None
     state_file: StateFile | None
     saved: SavedChanges
+    response_store: ResponseStore
 
     @classmethod
     def read(cls, config: RouterConfig) -> Files:
@@ -52,11 +55,13 @@ class Files:
         token = None if config.admin_token_file is None else AdminToken.from_file(config.admin_token_file)
         state_file = None if config.state_file is None else StateFile(config.state_file)
         saved = SavedChanges() if state_file is None else state_file.load()
-        return cls(saved.applied_to(config), key_file, folders, token, state_file, saved)
+        store = _response_store(config)
+        return cls(saved.applied_to(config), key_file, folders, token, state_file, saved, store)
 
     def close(self) -> None:
         if self.state_file is not None:
             self.state_file.close()
+        self.response_store.close()
         for folder in self.model_folders.values():
             folder.tokenizer.close()
 
@@ -84,6 +89,17 @@ class Resources:
         self.files.close()
         if self.tracing is not None:
             await asyncio.to_thread(self.tracing.close)
+
+
+def _response_store(config: RouterConfig) -> ResponseStore:
+    """Return the open store. Raises :class:`ConfigError`."""
+    if config.response_store is None:
+        return NoStore()
+    store = ResponseFile(
+        config.response_store, max_bytes=config.response_store_bytes, ttl_s=config.response_store_ttl_s
+    )
+    store.open()
+    return store
 
 
 def _pod_watch_maker(config: RouterConfig) -> Callable[[Membership], PodWatch] | None:

@@ -83,10 +83,23 @@ class ModelNotFoundError(InvalidRequestError):
 
 
 class UnknownIdError(InvalidRequestError):
-    """The URL's path names a worker or a request that does not exist."""
+    """The URL's path names a worker, a request or a stored response that does not exist."""
 
     http_status = 404
     code = "not_found"
+
+
+class PreviousResponseError(InvalidRequestError):
+    """The request continues a response that is not stored here."""
+
+    code = "previous_response_not_found"
+
+
+class UnsupportedEndpointError(InvalidRequestError):
+    """The URL belongs to an API that this server does not have."""
+
+    http_status = 404
+    code = "unsupported_endpoint"
 
 
 class ConflictError(InvalidRequestError):

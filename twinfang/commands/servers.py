@@ -175,6 +175,9 @@ def router_config(values: argparse.Namespace) -> RouterConfig:
         admin_token_file=values.admin_token_file,
         place=values.place,
         state_file=values.state_file,
+        response_store=values.response_store,
+        response_store_bytes=int(values.response_store_size * MIB),
+        response_store_ttl_s=values.response_store_ttl,
     )
 
 

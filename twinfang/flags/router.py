@@ -126,6 +126,21 @@ STATE_FILE = Flag(
     "even if its flags differ",
     default_text="none: changes last until the router stops",
 )
+RESPONSE_STORE = Flag(
+    *("--response-store", "FILE", file_path),
+    "SQLite file that keeps responses of /v1/responses, so that clients can continue, read and delete them",
+    default_text="none: responses are not kept",
+)
+RESPONSE_STORE_SIZE = Flag(
+    *("--response-store-size", "MIB", positive("MiB")),
+    "most that all stored responses take together; the oldest are deleted first",
+    default=1024.0,
+)
+RESPONSE_STORE_TTL = Flag(
+    *("--response-store-ttl", "SECONDS", _seconds),
+    "how long a response is kept after it was made or last continued; the default is 30 days",
+    default=2592000.0,
+)
 PREFILL_ADDRESSES = Flag(
     *("--prefill", "HOST:PORT", address, "a prefill server; repeat for more"), repeatable=True
 )
@@ -214,6 +229,9 @@ ROUTER_LIMITS = (
     CONVERSATION_RETURN,
     ADMIN_TOKEN_FILE,
     STATE_FILE,
+    RESPONSE_STORE,
+    RESPONSE_STORE_SIZE,
+    RESPONSE_STORE_TTL,
     CORS_ORIGINS,
     ALLOWED_HOSTS,
     FORWARDED_ALLOW_IPS,

@@ -24,7 +24,7 @@ class BlockEvents:
     def __init__(self) -> None:
         self._index = -1
         """The open block's place in the answer or, if no block is open, that of the last one."""
-        self._kind: str | None = None
+        self.kind: str | None = None
         """The open block's type."""
 
     @property
@@ -38,11 +38,11 @@ class BlockEvents:
         for part in parts:
             match part:
                 case Reasoning(text):
-                    if self._kind != "thinking":
+                    if self.kind != "thinking":
                         events += self.begin({"type": "thinking", "thinking": "", "signature": ""})
                     events.append(self._delta({"type": "thinking_delta", "thinking": text}))
                 case Content(text):
-                    if self._kind != "text":
+                    if self.kind != "text":
                         events += self.begin(TEXT)
                     events.append(self._delta({"type": "text_delta", "text": text}))
                 case CallBegun(_, call_id, name):
@@ -56,17 +56,17 @@ class BlockEvents:
     def begin(self, block: dict[str, Any]) -> list[dict[str, Any]]:
         """End the open block and begin another one."""
         events = self.end()
-        self._index, self._kind = self._index + 1, block["type"]
+        self._index, self.kind = self._index + 1, block["type"]
         return [*events, {"type": "content_block_start", "index": self._index, "content_block": block}]
 
     def end(self) -> list[dict[str, Any]]:
         """End the open block, if there is one."""
-        if self._kind is None:
+        if self.kind is None:
             return []
         events = []
-        if self._kind == "thinking":
+        if self.kind == "thinking":
             events.append(self._delta({"type": "signature_delta", "signature": SIGNATURE}))
-        self._kind = None
+        self.kind = None
         return [*events, {"type": "content_block_stop", "index": self._index}]
 
     def _delta(self, delta: dict[str, Any]) -> dict[str, Any]:

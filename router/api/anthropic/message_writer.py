@@ -51,7 +51,10 @@ class MessageWriter:
         return _written(events)
 
     def watched(self, index: int) -> str | None:
-        return self._reader.watched
+        """Leave out texts that would begin a block: each event of a lane is a delta of the open one."""
+        watched = self._reader.watched
+        kind = "thinking" if watched else "text"
+        return watched if self._blocks.kind == kind else None
 
     def end(self, usage: Usage) -> bytes:
         events = [] if self._blocks.has_begun else self._blocks.begin(TEXT)

@@ -84,6 +84,23 @@ BOUNDS = (
     Bound("output_config", MAX_GRAMMAR_BYTES, CHARACTERS, _GRAMMAR),
     Bound("output_format", MAX_GRAMMAR_BYTES, CHARACTERS, _GRAMMAR),
     Bound("tokens", 1 << 20, "token ids", "divide them among several requests"),
+    Bound("input", 1 << 14, "items", _CHAT),
+    Bound("input[].content", 1 << 12, "parts", "join parts that are text"),
+    Bound("input[].output", 1 << 12, "parts", "join parts that are text"),
+    Bound("input[].summary", 1 << 12, "parts", "join parts that are text"),
+    Bound("input[].arguments", 1 << 20, CHARACTERS, _CHAT),
+    Bound("input[].id", 256, CHARACTERS, _NAME),
+    Bound("input[].call_id", 256, CHARACTERS, _NAME),
+    Bound("input[].name", 256, CHARACTERS, _NAME),
+    Bound("text", MAX_GRAMMAR_BYTES, CHARACTERS, _GRAMMAR),
+    Bound("reasoning", 256, CHARACTERS, _NAME),
+    Bound("include", 64, "strings", _FEWER),
+    Bound("include[]", 256, CHARACTERS, _NAME),
+    Bound("metadata", 16, "entries", _FEWER),
+    Bound("previous_response_id", 256, CHARACTERS, _NAME),
+    Bound("prompt_cache_key", 1024, CHARACTERS, _NAME),
+    Bound("safety_identifier", 1024, CHARACTERS, _NAME),
+    Bound("service_tier", 64, CHARACTERS, _NAME),
 )
 
 FIELDS = Bound("the body", 256, "fields", "leave out those that are not in the API")

@@ -36,6 +36,7 @@ SET_BY_THE_CHART = {
     *("data-parallel-size", "data-parallel-rank", "data-parallel-address", "probe-port"),
     *("enable-expert-parallel", "nnodes", "node-rank", "dist-init-addr"),
     "state-file",  # its changes are one router's, and a pod's disk ends with it
+    *("response-store", "response-store-size", "response-store-ttl"),  # the same holds for its responses
 }
 
 

@@ -150,7 +150,9 @@ def test_defaults_are_those_of_the_configuration_classes():
         (router_flags.PREFILL_POLICY, "prefill_policy"),
         (router_flags.DECODE_POLICY, "decode_policy"),
         (router_flags.SHUTDOWN_GRACE, "shutdown_grace_s"),
+        (router_flags.RESPONSE_STORE_TTL, "response_store_ttl_s"),
     ):
         assert flag.default == in_class[name], flag.name
     assert router_flags.MAX_BODY_SIZE.default * (1 << 20) == in_class["max_body_bytes"]
+    assert router_flags.RESPONSE_STORE_SIZE.default * (1 << 20) == in_class["response_store_bytes"]
     assert router_flags.MAX_HEADER_SIZE.default * (1 << 10) == in_class["max_header_bytes"]

@@ -159,6 +159,8 @@ TOTALS = {
     "output_config",
     "output_format",
     "thinking",
+    "text",
+    "reasoning",
 }
 """The characters of all strings inside of these are bounded, which JSON Schema has no word for."""
 UNTYPED = {
@@ -168,6 +170,7 @@ UNTYPED = {
     "messages[].content[].content",
     "messages[].content[].input",
 }
+UNTYPED |= {bound.field for bound in BOUNDS if bound.field.startswith("input[]")}
 """The schema does not go into these."""
 
 
