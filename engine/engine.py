@@ -410,6 +410,7 @@ class Engine:
         self.measures.ended[reason] += 1
         for fork in self.scheduler.forks.take(request):
             self._ended(fork, "moved")
+            self._landed.outputs.add(last_output(fork))
         self._following.drop(request)
 
     def _keep(self, request: Request) -> None:

@@ -73,7 +73,7 @@ class Scheduler:
         self.running: OrderedDict[str, Request] = OrderedDict()
         self.preempted: OrderedDict[str, Request] = OrderedDict()
         self.forks = Forks()
-        self._active = (self.running, self.transferring, self.preempted, self.waiting, self.forks.waiting)
+        self._active = (self.running, self.transferring, self.preempted, self.waiting)
         self.held: dict[str, Request] = {}
         self.quarantined: dict[str, Request] = {}
         self.num_preemptions = 0
@@ -184,18 +184,18 @@ class Scheduler:
 
     def find_active(self, request_id: str) -> Request | None:
         """Returns the request if it waits, transfers, runs or is preempted."""
-        return next((queue[request_id] for queue in self._active if request_id in queue), None)
+        queues = (*self._active, self.forks.waiting)
+        return next((queue[request_id] for queue in queues if request_id in queue), None)
 
     @property
     def active(self) -> list[Request]:
-        """All requests that wait, transfer, run or are preempted; running requests come first, forks last."""
+        """All requests that wait, transfer, run or are preempted; running requests come first."""
         return [request for queue in self._active for request in queue.values()]
 
     @property
     def num_queued_tokens(self) -> int:
         """Given tokens that are not computed or read yet: the work that a new request's prompt waits for."""
-        own = (one for one in self.active if one.request_id not in self.forks.waiting)
-        return sum(max(0, min(one.target, one.num_given) - one.num_computed) for one in own)
+        return sum(max(0, min(one.target, one.num_given) - one.num_computed) for one in self.active)
 
     def may_move(self, request: Request) -> bool:
         """Whether another server can continue the request: the request decodes, all its tokens except the
