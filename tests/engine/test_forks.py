@@ -17,6 +17,14 @@ KINDS = (
     {"temperature": 0.9, "top_p": 0.95},
     {"temperature": 1.0, "frequency_penalty": 0.8, "repetition_penalty": 1.2},
 )
+GRID = [
+    ("none", 0),
+    ("all", 3),
+    *(
+        pytest.param(mode, k, marks=pytest.mark.exhaustive)
+        for mode, k in [("none", 3), ("align", 0), ("align", 3), ("all", 0)]
+    ),
+]
 
 
 def choices(num, kind, prompt=PROMPT, ticket=None):
@@ -64,8 +72,7 @@ def settings(mode, k, **others):
     )
 
 
-@pytest.mark.parametrize("k", [0, 3])
-@pytest.mark.parametrize("mode", ["none", "align", "all"])
+@pytest.mark.parametrize(("mode", "k"), GRID)
 def test_choices_say_what_they_say_alone_and_their_prompt_is_computed_once(bundled_model, expected, mode, k):
     engine = make_engine(bundled_model, "both", max_num_seqs=8, **settings(mode, k))
     for kind in range(len(KINDS)):
@@ -77,8 +84,7 @@ def test_choices_say_what_they_say_alone_and_their_prompt_is_computed_once(bundl
     assert_all_free(engine)
 
 
-@pytest.mark.parametrize("k", [0, 3])
-@pytest.mark.parametrize("mode", ["none", "align", "all"])
+@pytest.mark.parametrize(("mode", "k"), GRID)
 def test_one_handoff_serves_all_choices(bundled_model, expected, mode, k):
     source = make_engine(bundled_model, "prefill", **settings(mode, k))
     sink = make_engine(bundled_model, "decode", **settings(mode, k))
@@ -94,8 +100,8 @@ def test_one_handoff_serves_all_choices(bundled_model, expected, mode, k):
     assert_all_free(sink)
 
 
-@pytest.mark.parametrize(("mode", "k"), [("none", 0), ("align", 3), ("all", 0), ("none", 3)])
-@pytest.mark.parametrize("max_num_seqs", [1, 3])
+@pytest.mark.parametrize(("mode", "k"), GRID)
+@pytest.mark.parametrize("max_num_seqs", [pytest.param(1, marks=pytest.mark.exhaustive), 3])
 def test_choices_without_a_row_wait_in_host_memory_with_one_copy(
     bundled_model, expected, mode, k, max_num_seqs
 ):
@@ -126,7 +132,7 @@ def test_choices_share_the_full_blocks_of_their_prompt(bundled_model):
     assert num_used == (len(PROMPT) - 1) // 8 + 5
 
 
-@pytest.mark.parametrize("mode", ["none", "all"])
+@pytest.mark.parametrize("mode", ["none", pytest.param("all", marks=pytest.mark.exhaustive)])
 def test_choices_that_grow_beyond_the_pool_are_preempted_and_end_exactly(bundled_model, expected, mode):
     engine = make_engine(bundled_model, "both", **settings(mode, 3, max_model_len=80))
     owned = engine.scheduler.owned
