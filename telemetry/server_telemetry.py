@@ -15,11 +15,11 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from telemetry.engine_metrics import Measures
+from telemetry.families.vllm import VllmMetrics
 from telemetry.loop_lag import LoopLag
 from telemetry.probe_port import ProbePort
 from telemetry.server_metrics import ServerFigures, StatsThen
 from telemetry.start_up import StartUp
-from telemetry.vllm_metrics import VllmMetrics
 from wire.errors import ConfigError
 from wire.health import ServerState
 from wire.messages.generation import ServerInfo, ServerStats

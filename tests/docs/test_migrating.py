@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from telemetry.vllm_metrics import ALIASES, USAGE
+from telemetry.families.vllm import ALIASES, USAGE
 from testing.repository import DOCS
 from twinfang.commands.table import COMMANDS
 

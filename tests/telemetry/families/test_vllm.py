@@ -8,9 +8,9 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from telemetry.engine_metrics import Measures
+from telemetry.families.vllm import ALIASES, VllmMetrics
 from telemetry.server_metrics import ServerFigures, StatsThen
 from telemetry.start_up import StartUp
-from telemetry.vllm_metrics import ALIASES, VllmMetrics
 from testing.router.scripted_servers import server_info, server_stats
 
 
