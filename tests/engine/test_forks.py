@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import pytest
+from llguidance import LLMatcher
 
 from engine.request import Request
 from engine.step_result import RequestOutput
+from testing.checkpoints.random_checkpoint import EOS_TOKEN_ID
 from testing.engines.handing_over import assert_all_free, copy, make_engine, prefill
 from testing.engines.leading import lead_engine, own
 from wire.messages.sampling_params import SamplingParams
 
 PROMPT = [40 + i % 23 for i in range(45)]
 NUM_TOKENS = 20
+STOP = frozenset([EOS_TOKEN_ID])
 KINDS = (
     {"temperature": 0},
     {"temperature": 0.9, "top_p": 0.95},
     {"temperature": 1.0, "frequency_penalty": 0.8, "repetition_penalty": 1.2},
+    {"temperature": 1.0, "grammar": LLMatcher.grammar_from_regex("([a-z]| ){8,12}")},
 )
 GRID = [
     ("none", 0),
@@ -30,7 +34,9 @@ GRID = [
 def choices(num, kind, prompt=PROMPT, ticket=None):
     """A request with ``num - 1`` forks; choice i has seed i."""
     params = SamplingParams(max_tokens=NUM_TOKENS, **KINDS[kind])
-    first, *forks = [Request(f"{kind}.{i}", list(prompt), params, seed=i) for i in range(num)]
+    first, *forks = [
+        Request(f"{kind}.{i}", list(prompt), params, seed=i, stop_token_ids=STOP) for i in range(num)
+    ]
     first.forks, first.ticket = forks, ticket
     return first
 
