@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from decode_server.config import DecodeConfig
 from decode_server.stream import RouterStream
+from decode_server.submissions import Submissions, choices_of, refusal, scores, with_ticket
 from engine.grammar.follower import Follower
 from engine.request import Request
 from engine.step_result import StepResult
@@ -27,11 +27,10 @@ from kv_transfer.exchange import ExchangeListener, StateExchange
 from kv_transfer.reads.transfer import TransferResult
 from telemetry.server_spans import DecodeSpans
 from telemetry.start_up import StartUp
-from wire.errors import DeadlineError, InvalidRequestError, TwinfangError, UnavailableError, WireError
+from wire.errors import DeadlineError, InvalidRequestError, TwinfangError, UnavailableError
 from wire.messages.generation import (
     Cancel,
     DrainNews,
-    ErrorReply,
     RequestOutput,
     ServerStats,
     SetDraining,
@@ -75,7 +74,12 @@ class DecodeService(EngineServer, ExchangeListener):
                 self._host, server, self, config, incarnation=incarnation, lease_ttl_s=config.keep_ttl_s
             )
             start_up.ended("transfer")
-        self._needs_ticket = config.engine.role == "decode" and not config.local_prefill
+        takes_tickets = self._exchange is not None
+        self._submissions = Submissions(
+            self._engine,
+            takes_tickets=takes_tickets,
+            needs_tickets=takes_tickets and not config.local_prefill,
+        )
         self._is_stopping = False
         self._streams: dict[str, RouterStream] = {}  # by request id
         self._deadlines: dict[str, asyncio.TimerHandle] = {}
@@ -165,7 +169,7 @@ class DecodeService(EngineServer, ExchangeListener):
                 except TwinfangError as error:
                     tell_of_unreadable("Stream", context, error)
                     if (request_id := submitted_id(data)) is not None:  # or its sender would wait in vain
-                        stream.deliver([_refusal(request_id, error)])
+                        stream.deliver([refusal(request_id, error)])
                     continue
                 if isinstance(message, Submit):
                     self._accept(message, stream)
@@ -178,31 +182,36 @@ class DecodeService(EngineServer, ExchangeListener):
             stream.close()
 
     def _accept(self, message: Submit, stream: RouterStream) -> None:
-        request_id = message.request_id
-        if request_id in self._streams:
-            error = InvalidRequestError(f"request id {request_id!r} is in use; choose another")
-            stream.deliver([_refusal(request_id, error)])
-            return
-        self._streams[request_id] = stream
-        stream.request_ids.add(request_id)
-        self._spans.received(message)
+        choices = (message, *message.forked())
+        for request_id in (choice.request_id for choice in choices):
+            if request_id in self._streams:
+                error = InvalidRequestError(f"request id {request_id!r} is in use; choose another")
+                stream.deliver([refusal(message.request_id, error)])
+                return
+        for choice in choices:
+            self._streams[choice.request_id] = stream
+            stream.request_ids.add(choice.request_id)
+            self._spans.received(choice)
         try:
-            request = self._make_request(message)
+            if self._is_stopping:
+                raise UnavailableError("this decode server is about to stop and takes no more requests")
+            request = self._submissions.request(message)
         except TwinfangError as error:
-            self._refuse(request_id, message.ticket, error)
+            self._refuse([choice.request_id for choice in choices], message.ticket, error)
             return
         if message.timeout_s is not None:
-            self._deadlines[request_id] = asyncio.get_running_loop().call_later(
-                message.timeout_s, self._expire, request_id, message.timeout_s
-            )
+            for choice in choices:
+                self._deadlines[choice.request_id] = asyncio.get_running_loop().call_later(
+                    message.timeout_s, self._expire, choice.request_id, message.timeout_s
+                )
         if self._exchange is not None and message.ticket is not None:
             self._exchange.expect(message.ticket)
         if message.params.grammar is None and self._knows(message.ticket):
             self._host.post(lambda: self._add(request))
         else:
             task = asyncio.create_task(self._add_when_ready(request, message))
-            self._preparations[request_id] = task
-            task.add_done_callback(lambda _: self._preparations.pop(request_id, None))
+            self._preparations[message.request_id] = task
+            task.add_done_callback(lambda _: self._preparations.pop(message.request_id, None))
 
     def _knows(self, ticket: AnyTicket | None) -> bool:
         return self._exchange is None or ticket is None or self._exchange.knows(ticket)
@@ -212,89 +221,53 @@ class DecodeService(EngineServer, ExchangeListener):
 
         A handshake is needed if the server that lends is unknown here or has restarted.
         """
-        ticket, grammar = message.ticket, message.params.grammar
+        ticket, choices = message.ticket, choices_of(request)
         try:
-            if grammar is not None:
-                answer = message.token_ids[len(message.token_ids) - message.num_answered :]
-                follower = self._engine.grammars.follow(grammar, answer, message.params.thinking)
-                request.follower = follower
-                await asyncio.wrap_future(follower.opened)
+            if message.params.grammar is not None:
+                await self._follow(choices, message)
             if self._exchange is not None and ticket is not None and not self._exchange.knows(ticket):
                 await self._exchange.peers.ensure(ticket)
         except TwinfangError as error:
-            self._drop_follower(request)
-            self._refuse(request.request_id, ticket, error)
+            self._drop_followers(choices)
+            self._refuse([choice.request_id for choice in choices], ticket, error)
         except Exception as error:
             log.exception("request %s could not be prepared", request.request_id)
-            self._drop_follower(request)
+            self._drop_followers(choices)
             fault = TwinfangError(f"the handshake or the grammar failed: {type(error).__name__}")
-            self._refuse(request.request_id, ticket, fault)
+            self._refuse([choice.request_id for choice in choices], ticket, fault)
         except asyncio.CancelledError:
-            self._drop_follower(request)
+            self._drop_followers(choices)
             if ticket is not None:
                 self._end_lease(ticket)
+            self._deliver(RequestOutput(fork.request_id, (), finish_reason="moved") for fork in request.forks)
             raise
         else:
+            gone = [fork for fork in request.forks if fork.request_id not in self._streams]
+            self._drop_followers(gone)
+            request.forks = [fork for fork in request.forks if fork not in gone]
             self._host.post(lambda: self._add(request))
 
-    def _drop_follower(self, request: Request) -> None:
-        if isinstance(request.follower, Follower):
-            self._engine.grammars.drop(request.follower)
+    async def _follow(self, choices: list[Request], message: Submit) -> None:
+        """Gives each choice a follower of the grammar, and waits for the followers' first masks."""
+        grammar = message.params.grammar
+        assert grammar is not None
+        answer = message.token_ids[len(message.token_ids) - message.num_answered :]
+        followers = []
+        for choice in choices:
+            choice.follower = follower = self._engine.grammars.follow(grammar, answer, message.params.thinking)
+            followers.append(follower)
+        for follower in followers:
+            await asyncio.wrap_future(follower.opened)
 
-    def _refuse(self, request_id: str, ticket: AnyTicket | None, error: TwinfangError) -> None:
+    def _drop_followers(self, requests: Iterable[Request]) -> None:
+        for request in requests:
+            if isinstance(request.follower, Follower):
+                self._engine.grammars.drop(request.follower)
+
+    def _refuse(self, request_ids: Iterable[str], ticket: AnyTicket | None, error: TwinfangError) -> None:
         if ticket is not None:
             self._end_lease(ticket)
-        self._deliver([_refusal(request_id, error)])
-
-    def _make_request(self, message: Submit) -> Request:
-        if self._is_stopping:
-            raise UnavailableError("this decode server is about to stop and takes no more requests")
-        model_config = self._engine.model.config
-        num_tokens = len(message.token_ids)
-        if num_tokens == 0:
-            raise InvalidRequestError("the prompt is empty; it needs at least one token")
-        if not 0 <= message.num_answered < min(num_tokens, max(1, message.params.max_tokens)):
-            raise WireError(
-                f"num_answered is {message.num_answered}: it must be at least 0, and below both the "
-                f"{num_tokens} tokens of the message and max_tokens {message.params.max_tokens}"
-            )
-        message.params.check_vocabulary(model_config.vocab_size)
-        if message.ticket is not None:
-            self._check_ticket(message.ticket, num_tokens)
-        elif num_tokens > 1 and self._needs_ticket:
-            raise InvalidRequestError(
-                f"a prompt of {num_tokens} tokens came to a decode server without a ticket; "
-                "let a prefill server compute it first, or start this server with --local-prefill"
-            )
-        params = message.params
-        if params.max_tokens == 0:
-            return _scored_request(message)
-        eos = () if params.ignore_eos else model_config.eos_token_ids
-        return Request(
-            message.request_id,
-            list(message.token_ids),
-            params,
-            ticket=message.ticket,
-            prompt_logprobs_wanted=message.prompt_logprobs,
-            stop_token_ids=frozenset((*eos, *params.stop_token_ids)),
-            seed=params.seed if params.seed is not None else secrets.randbits(63),
-            cache_salt=message.cache_salt,
-            client=message.client,
-            keeps_state=message.keeps_state and self._exchange is not None,
-            num_answered=message.num_answered,
-        )
-
-    def _check_ticket(self, ticket: AnyTicket, num_tokens: int) -> None:
-        if self._exchange is None:
-            raise InvalidRequestError("this server computes prompts itself and takes no tickets")
-        num_blocks = self._engine.capacity.blocks_for(num_tokens - 1)
-        # An early ticket does not name its blocks yet: they are checked when they are reported.
-        found = len(ticket.block_ids) if isinstance(ticket, Ticket) else num_blocks
-        if (ticket.num_tokens, found) != (num_tokens - 1, num_blocks):
-            raise WireError(
-                f"the ticket covers {ticket.num_tokens} tokens in {found} blocks; "
-                f"the prompt needs {num_tokens - 1} in {num_blocks}"
-            )
+        self._deliver([refusal(request_id, error) for request_id in request_ids])
 
     def _cancel(self, request_id: str) -> None:
         """Cancels a request whose client or router is gone. No further output is sent for this request."""
@@ -307,7 +280,7 @@ class DecodeService(EngineServer, ExchangeListener):
         """Ends a request whose client waits no longer. If the router could not cancel the request because its
         connection is broken, it gets this error when the connection works again."""
         message = f"the request was not finished within the {timeout_s:.3g} s that were left for it here"
-        self._deliver([_refusal(request_id, DeadlineError(message))])
+        self._deliver([refusal(request_id, DeadlineError(message))])
         self._end(request_id)
 
     def _forget(self, request_id: str) -> None:
@@ -363,7 +336,7 @@ class DecodeService(EngineServer, ExchangeListener):
         try:
             self._engine.add(request)
         except TwinfangError as error:
-            self._host.answer(self._deliver, [_refusal(request.request_id, error)])
+            self._host.answer(self._deliver, [refusal(one.request_id, error) for one in choices_of(request)])
             self._give_back(request)
 
     def _cancel_in_engine(self, request_id: str) -> None:
@@ -394,11 +367,11 @@ class DecodeService(EngineServer, ExchangeListener):
                 ticket = self._exchange.lease(request) if is_awaited else self._exchange.keep(request)
                 tickets[request.request_id] = ticket
         for request in result.prefilled:
-            self._host.answer(self._deliver, [_scores(request)])
+            self._host.answer(self._deliver, [scores(request)])
             self._engine.release(request.request_id)
         outputs = result.outputs
         if tickets:
-            outputs = replace(outputs, outputs=tuple(_with_ticket(one, tickets) for one in outputs.outputs))
+            outputs = replace(outputs, outputs=tuple(with_ticket(one, tickets) for one in outputs.outputs))
         if outputs:
             self._host.answer(self._deliver_step, outputs)
 
@@ -407,44 +380,3 @@ class DecodeService(EngineServer, ExchangeListener):
             self._give_back(request)
         if outputs:
             self._host.answer(self._deliver, outputs)
-
-
-def _scored_request(message: Submit) -> Request:
-    """Makes a request whose prompt is only scored, on a server that computes prompts itself.
-
-    The client wants only the prompt's log-probabilities, no answer. The request ends as on a prefill server,
-    with all but its last token computed. Raises :class:`InvalidRequestError` if it can't be scored.
-    """
-    if message.ticket is not None or len(message.token_ids) < 2:
-        raise InvalidRequestError(
-            "a prompt that is only scored must come without a ticket and have at least two tokens: "
-            "the first token has no log-probability"
-        )
-    return Request(
-        message.request_id,
-        list(message.token_ids),
-        params=None,
-        prompt_logprobs_wanted=message.prompt_logprobs,
-        cache_salt=message.cache_salt,
-    )
-
-
-def _scores(request: Request) -> RequestOutput:
-    """Returns the only output of a scored request: the prompt's log-probabilities."""
-    return RequestOutput(
-        request.request_id,
-        (),
-        prompt_logprobs=tuple(request.prompt_logprobs),
-        finish_reason="length",
-        stats=request.measured.stats(),
-    )
-
-
-def _with_ticket(output: RequestOutput, tickets: Mapping[str, Ticket]) -> RequestOutput:
-    if output.finish_reason is None or output.request_id not in tickets:
-        return output
-    return replace(output, ticket=tickets[output.request_id])
-
-
-def _refusal(request_id: str, error: TwinfangError) -> RequestOutput:
-    return RequestOutput(request_id, (), finish_reason="error", error=ErrorReply(error.code, error.message))

@@ -301,15 +301,14 @@ class Engine:
         computed."""
         for row in plan.left_rows:
             self._runner.end(row)
-        for swap in plan.swap_out:
-            self._store.save(swap)
+        self._store.save(plan.swap_out)
         self._checks.vacated(plan)
+        self._store.fork(plan.forks)
         for request in plan.admitted:
             self._admitted(request)
             if request.row >= 0:
                 self._runner.begin(request)
-        for swap in plan.swap_in:
-            self._store.restore(swap)
+        self._store.restore(plan.swap_in)
 
     def _admitted(self, request: Request) -> None:
         measured = request.measured
@@ -409,6 +408,9 @@ class Engine:
     def _ended(self, request: Request, reason: FinishReason) -> None:
         request.finish_reason = reason
         self.measures.ended[reason] += 1
+        for fork in self.scheduler.forks.take(request):
+            self._ended(fork, "moved")
+            self._landed.outputs.add(last_output(fork))
         self._following.drop(request)
 
     def _keep(self, request: Request) -> None:

@@ -151,6 +151,9 @@ class Request:
     follower: Matcher | None = None
     """Follows the grammar through the answer's tokens that have been read back; None: the answer has no
     grammar."""
+    forks: list[Request] = field(default_factory=list)
+    """Further choices of the same prompt. They wait for this request's state after all tokens but the last
+    (:mod:`engine.schedule.forks`)."""
 
     lender: Lender | None = field(init=False, default=None)
     """Lets other servers read this request's memory; None: no server may read it."""
@@ -194,6 +197,11 @@ class Request:
         """Number of tokens that can be computed now: all known tokens, or N-1 of a prompt that is only
         prefilled."""
         return self.num_prompt - 1 if self.prefill_only else len(self.tokens)
+
+    @property
+    def plannable(self) -> int:
+        """Number of tokens that steps may compute now. While forks wait, the last token has to wait, too."""
+        return self.target - 1 if self.forks else self.target
 
     @property
     def is_prompt_planned(self) -> bool:

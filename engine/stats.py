@@ -38,8 +38,9 @@ class EngineStats:
         """Returns the stats with the present load and memory; the transfer layer's fields are 0."""
         owned = scheduler.owned
         quarantined = scheduler.quarantined.values()
+        queues = (scheduler.waiting, scheduler.forks.waiting, scheduler.transferring, scheduler.preempted)
         return ServerStats(
-            num_waiting=len(scheduler.waiting) + len(scheduler.transferring) + len(scheduler.preempted),
+            num_waiting=sum(map(len, queues)),
             num_running=len(scheduler.running),
             num_blocks=owned.blocks.capacity,
             free_blocks=owned.cache.num_available_blocks,

@@ -32,6 +32,8 @@ class EngineServerConfig:
     served_model_name: str
     metrics_port: int | None = None
     """HTTP port for metrics and probes. 0: none; None: 10,000 above :attr:`port`."""
+    vllm_metrics: bool = False
+    """Whether metrics are shown under vLLM's names too."""
     otlp_endpoint: str = ""
     """Base URL of the collector that gets the traces. Empty: the OTEL_* variables decide, if set."""
     advertise_host: str | None = None

@@ -15,8 +15,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from telemetry.engine_metrics import Measures
-from telemetry.handoff_families import handoff_families
-from telemetry.speculation_families import speculation_families
+from telemetry.families.handoff import handoff_families
+from telemetry.families.speculation import speculation_families
 from telemetry.start_up import StartUp
 from wire.messages.generation import ServerInfo, ServerStats
 

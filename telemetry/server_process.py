@@ -42,6 +42,8 @@ class ServerConfig(Protocol):
     @property
     def metrics_port(self) -> int | None: ...
     @property
+    def vllm_metrics(self) -> bool: ...
+    @property
     def otlp_endpoint(self) -> str: ...
 
 
@@ -89,7 +91,13 @@ async def _serve(config: ServerConfig, role: str, make_service: MakeService) -> 
     start_up.ended("imports")
     server = GrpcServer(config.host, config.port)
     incarnation = secrets.token_hex(8)
-    telemetry = ServerTelemetry(server, host=config.host, port=config.port, metrics_port=config.metrics_port)
+    telemetry = ServerTelemetry(
+        server,
+        host=config.host,
+        port=config.port,
+        metrics_port=config.metrics_port,
+        vllm_metrics=config.vllm_metrics,
+    )
     try:
         endpoint = config.otlp_endpoint
         tracing = start_tracing(f"twinfang-{role}", incarnation, endpoint=endpoint, environment=os.environ)

@@ -15,6 +15,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from telemetry.engine_metrics import Measures
+from telemetry.families.vllm import VllmMetrics
 from telemetry.loop_lag import LoopLag
 from telemetry.probe_port import ProbePort
 from telemetry.server_metrics import ServerFigures, StatsThen
@@ -36,10 +37,20 @@ for a longer step, or for an engine that hangs."""
 class ServerTelemetry:
     """The port for metrics and probes, from before the model is loaded until after the last call.
 
-    ``metrics_port``: 0 for no port; None derives the port from the server's own.
+    ``metrics_port``: 0 for no port; None derives the port from the server's own. ``vllm_metrics``: whether
+    metrics have vLLM's names too.
     """
 
-    def __init__(self, server: GrpcServer, *, host: str, port: int, metrics_port: int | None) -> None:
+    def __init__(
+        self,
+        server: GrpcServer,
+        *,
+        host: str,
+        port: int,
+        metrics_port: int | None,
+        vllm_metrics: bool = False,
+    ) -> None:
+        self._vllm_metrics = vllm_metrics
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
         self._registry.register(_State(server))
@@ -69,7 +80,8 @@ class ServerTelemetry:
         self._registry.register(self._lag)
         reader = StatsReader(stats, asyncio.get_running_loop())
         version = importlib.metadata.version("twinfang")
-        self._registry.register(ServerFigures(info, version, reader, measures, start_up))
+        figures: Collector = ServerFigures(info, version, reader, measures, start_up)
+        self._registry.register(VllmMetrics(figures, info) if self._vllm_metrics else figures)
 
     async def close(self) -> None:
         if self._lag is not None:

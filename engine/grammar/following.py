@@ -40,7 +40,7 @@ class Following:
         return bool(self._requests)
 
     def open(self, request: Request) -> None:
-        """Gives a request a follower of its grammar, and waits for the first masks.
+        """Gives a request and its forks followers of their grammar, and waits for the first masks.
 
         Raises :class:`wire.errors.GrammarError` if the grammar can't be followed.
         """
@@ -50,18 +50,24 @@ class Following:
             follower = self._grammars.follow(params.grammar, answer, params.thinking)
             request.follower = follower
             follower.opened.result()
+        for fork in request.forks:
+            self.open(fork)
 
     def add(self, request: Request) -> None:
-        """Follows a request from now on: it was queued."""
+        """Follows a request and its forks from now on: they were queued."""
         if isinstance(request.follower, Follower):
             self._requests[request.request_id] = request
             self._grammars.add(request.follower, request.request_id)
+        for fork in request.forks:
+            self.add(fork)
 
     def drop(self, request: Request) -> None:
-        """Stops following a request: it has ended, or was refused."""
+        """Stops following a request and its forks: they have ended, or were refused."""
         if isinstance(request.follower, Follower):
             self._requests.pop(request.request_id, None)
             self._grammars.drop(request.follower)
+        for fork in request.forks:
+            self.drop(fork)
 
     def news(self) -> tuple[GrammarNews, ...]:
         """Returns the masks and errors that have come since the last step.

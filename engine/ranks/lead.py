@@ -44,21 +44,7 @@ class LeadEngine:
 
     def add(self, request: Request) -> None:
         self.own.open_grammar(request)  # only rank 0 waits for the first masks and limits the wait
-        self._tell(
-            AddRequest(
-                request_id=request.request_id,
-                tokens=tuple(request.tokens),
-                params=request.params,
-                ticket=request.ticket,
-                prompt_logprobs_wanted=request.prompt_logprobs_wanted,
-                stop_token_ids=tuple(sorted(request.stop_token_ids)),
-                seed=request.seed,
-                keeps_state=request.keeps_state,
-                cache_salt=request.cache_salt,
-                client=request.client,
-                num_answered=request.num_answered,
-            )
-        )
+        self._tell(_call(request, tuple(request.tokens)))
         self.own.add(request)
 
     def cancel(self, request_id: str) -> Request | None:
@@ -90,3 +76,20 @@ class LeadEngine:
         news = self.own.grammar_news()  # only rank 0 waits for masks
         self._tell(RunStep(news))
         return self.own.step_with(news)
+
+
+def _call(request: Request, tokens: tuple[int, ...]) -> AddRequest:
+    return AddRequest(
+        request_id=request.request_id,
+        tokens=tokens,
+        params=request.params,
+        ticket=request.ticket,
+        prompt_logprobs_wanted=request.prompt_logprobs_wanted,
+        stop_token_ids=tuple(sorted(request.stop_token_ids)),
+        seed=request.seed,
+        keeps_state=request.keeps_state,
+        cache_salt=request.cache_salt,
+        client=request.client,
+        num_answered=request.num_answered,
+        forks=tuple(_call(fork, ()) for fork in request.forks),
+    )

@@ -57,7 +57,7 @@ class RankWorker:
             engine.step_with(call.news)
         elif isinstance(call, AddRequest):
             with contextlib.suppress(TwinfangError):  # rank 0 refuses the request too, and tells the sender
-                engine.add(_request(call))
+                engine.add(_request(call, call.tokens))
         elif isinstance(call, EndTransfer):
             request = engine.reading(call.request_id)
             request.ticket = call.ticket or request.ticket
@@ -73,10 +73,10 @@ class RankWorker:
             engine.move_all()
 
 
-def _request(call: AddRequest) -> Request:
+def _request(call: AddRequest, tokens: tuple[int, ...]) -> Request:
     return Request(
         call.request_id,
-        list(call.tokens),
+        list(tokens),
         params=call.params,
         ticket=call.ticket,
         prompt_logprobs_wanted=call.prompt_logprobs_wanted,
@@ -86,4 +86,5 @@ def _request(call: AddRequest) -> Request:
         cache_salt=call.cache_salt,
         client=call.client,
         num_answered=call.num_answered,
+        forks=[_request(fork, tokens) for fork in call.forks],
     )

@@ -38,7 +38,7 @@ from engine.sanitizer.poison import Poison
 from engine.sanitizer.provenance import BlockTags, PrefixDigest
 from engine.sanitizer.state_watch import NoStateWatch, SlotWatch, StateAway, StateWatch
 from engine.schedule.scheduler import Scheduler
-from engine.schedule.step_plan import StepPlan, Swap
+from engine.schedule.step_plan import Fork, StepPlan, Swap
 from engine.step.launched_step import RowResult
 from engine.step.row_table import RowTable
 from wire.errors import SanitizerError, TwinfangError
@@ -86,7 +86,7 @@ class Sanitizer:
             if not swap.block_ids:  # the request was preempted before its first chunk and has nothing yet
                 continue
             self._away[swap.request_id] = _Away(
-                self._states.leave(swap.slot), self._sum_whole_blocks(swap.block_ids)
+                self._states.leave(swap.slot, swap.request_id), self._sum_whole_blocks(swap.block_ids)
             )
         blocks = self._blocks.epochs.take_freed()
         if blocks:
@@ -94,6 +94,18 @@ class Sanitizer:
         self._states.spoil_freed()
         if plan.to_transfer and self._device.type == "cuda":
             torch.cuda.synchronize(self._device)  # a peer's bytes must not land before the NaN
+
+    def _fork(self, fork: Fork) -> None:
+        """Tags the copies of a computed prompt's last blocks and state."""
+        source = fork.source
+        for copy in fork.copies:
+            request = self._scheduler.running[copy.request_id]
+            self._states.come_back(copy.slot, self._states.leave(source.slot, copy.request_id))
+            num_shared = len(source.block_ids) - len(copy.block_ids)
+            self._tag_blocks(request, num_shared * self._block_size, request.num_computed)
+        for name in fork.stored:
+            sums = self._sum_whole_blocks(source.block_ids)
+            self._away[name] = _Away(self._states.leave(source.slot, name), sums)
 
     def _return(self, swap: Swap) -> SanitizerError | None:
         """Tags the memory of a preempted request that was resumed. Returns an error if its blocks changed."""
@@ -151,6 +163,8 @@ class Sanitizer:
 
     def inspect(self, plan: StepPlan) -> list[tuple[Request, TwinfangError]]:
         self._check_free_rows()
+        for fork in plan.forks:
+            self._fork(fork)
         faults: dict[Request, SanitizerError] = {}
         for swap in plan.swap_in:
             error = self._return(swap)

@@ -4,7 +4,7 @@ still those that were written."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -37,8 +37,8 @@ class StateWatch(Protocol):
     def spoil_freed(self) -> None:
         """Fills the slots that were freed since the last call with NaN."""
 
-    def leave(self, slot: int) -> StateAway | None:
-        """Returns tag and checksums of a state that is about to be moved out of the pool."""
+    def leave(self, slot: int, owner: str) -> StateAway | None:
+        """Returns tag and checksums of a state that request ``owner`` is about to take out of the pool."""
 
     def come_back(self, slot: int, away: StateAway | None) -> None:
         """Takes tag and checksums of a state that was moved back. Its bytes are compared before it is
@@ -70,7 +70,7 @@ class NoStateWatch:
     def spoil_freed(self) -> None:
         pass
 
-    def leave(self, slot: int) -> StateAway | None:
+    def leave(self, slot: int, owner: str) -> StateAway | None:
         return None
 
     def come_back(self, slot: int, away: StateAway | None) -> None:
@@ -122,10 +122,10 @@ class SlotWatch:
         if freed:
             self._poison.slots(self._index(freed))
 
-    def leave(self, slot: int) -> StateAway | None:
+    def leave(self, slot: int, owner: str) -> StateAway | None:
         tag = self._tags.last(slot)
-        assert tag is not None, "what is preempted has been computed"
-        return StateAway(tag, self._sums[slot].clone())
+        assert tag is not None, "what is preempted or forked has been computed"
+        return StateAway(replace(tag, writer=owner), self._sums[slot].clone())
 
     def come_back(self, slot: int, away: StateAway | None) -> None:
         assert away is not None

@@ -31,7 +31,7 @@ class DecodeRows:
             return False
         if request.is_prompt_planned and not request.prefill_only:
             return request.num_planned < request.max_total_tokens
-        num_new, num_before = request.target - request.num_planned, request.num_planned
+        num_new, num_before = request.plannable - request.num_planned, request.num_planned
         return is_decode_row(num_new=num_new, num_before=num_before, chunks_until=request.chunks_until)
 
     def is_calm(self, request: Request) -> bool:

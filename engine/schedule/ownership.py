@@ -74,6 +74,26 @@ class Ownership:
         if match.num_matched_blocks > len(match.nodes):
             request.branch = match.num_matched_blocks * block_size
 
+    def fork(self, request: Request, source: Request, *, spare_blocks: int) -> bool:
+        """Gives a request a row, slots and blocks to continue behind the tokens that ``source`` has computed,
+        or gives nothing.
+
+        Both share the source's full blocks. Returns whether there was room.
+        """
+        memory = source.memory
+        if self._plan.has_kv and not self._mode.caches:
+            # The nodes count the users of shared blocks. No request looks up this salt.
+            salt = f"forks of {source.request_id}"
+            self.cache.extend(memory.nodes, source.tokens, source.num_computed, memory.block_ids, salt)
+        shared = self.cache.blocks_of(memory.nodes)
+        num_new = self._plan.blocks_for(request.target) - len(shared)
+        if not self._has_room(num_new + spare_blocks):
+            return False
+        self.cache.hold(memory.nodes)
+        self._give(request, num_new, shared)
+        request.memory.nodes = list(memory.nodes)
+        return True
+
     def readmit(self, request: Request, *, spare_blocks: int) -> bool:
         """Gives a preempted request a row, slots and blocks for all its tokens so far, or gives nothing.
 

@@ -26,8 +26,9 @@ from engine.schedule.cache_modes import CacheMode
 from engine.schedule.capacity import CapacityPlan
 from engine.schedule.decode_rows import DecodeRows
 from engine.schedule.fair_share import PAUSE_STEPS, FairShares, have_several_clients
+from engine.schedule.forks import Forks
 from engine.schedule.ownership import Ownership
-from engine.schedule.step_plan import StepPlan, Swap
+from engine.schedule.step_plan import Fork, StepPlan, Swap
 from wire.errors import ContextLengthError, InvalidRequestError
 
 SHORT_PROMPT_STEPS = 16
@@ -42,7 +43,8 @@ class Scheduler:
     """Owns the queues. A request is in exactly one of them:
 
     ``waiting`` → [``transferring`` →] ``running`` ⇄ ``preempted`` → gone, or ``held`` (its blocks and state
-    are leased) or ``quarantined`` (ended, but late bytes of its transfer may still land) → gone.
+    are leased) or ``quarantined`` (ended, but late bytes may still land) → gone. Choices that start from
+    another request's state first wait in ``forks``.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class Scheduler:
         self.transferring: dict[str, Request] = {}
         self.running: OrderedDict[str, Request] = OrderedDict()
         self.preempted: OrderedDict[str, Request] = OrderedDict()
+        self.forks = Forks()
         self._active = (self.running, self.transferring, self.preempted, self.waiting)
         self.held: dict[str, Request] = {}
         self.quarantined: dict[str, Request] = {}
@@ -92,8 +95,10 @@ class Scheduler:
 
         Raises :class:`InvalidRequestError` if its id is in use, or if it exceeds the context.
         """
-        if self._find(request.request_id) is not None:
-            raise InvalidRequestError(f"request id {request.request_id!r} is in use; choose another")
+        for one in (request, *request.forks):
+            name = one.request_id
+            if self.find_active(name) or name in self.held or name in self.quarantined:
+                raise InvalidRequestError(f"request id {name!r} is in use; choose another")
         limit = self.capacity.max_model_len
         answer = 0 if request.params is None else request.params.max_tokens
         if request.num_prompt + answer > limit:
@@ -104,6 +109,7 @@ class Scheduler:
         if self._cuts is not None:
             request.chunks_until = request.num_given - 1
         self.waiting[request.request_id] = request
+        self.forks.add(request)
 
     def transferred(self, request: Request, num_tokens: int) -> None:
         """Lets a request run from the next step on: its handed-over blocks and h(num_tokens) have landed."""
@@ -162,6 +168,7 @@ class Scheduler:
 
     def finish(self, request: Request) -> None:
         """Removes the request from whatever queue it is in and frees everything it owns."""
+        self.forks.drop(request)
         for queue in (*self._active, self.held):
             if queue.pop(request.request_id, None) is not None:
                 break
@@ -177,7 +184,8 @@ class Scheduler:
 
     def find_active(self, request_id: str) -> Request | None:
         """Returns the request if it waits, transfers, runs or is preempted."""
-        return next((queue[request_id] for queue in self._active if request_id in queue), None)
+        queues = (*self._active, self.forks.waiting)
+        return next((queue[request_id] for queue in queues if request_id in queue), None)
 
     @property
     def active(self) -> list[Request]:
@@ -195,9 +203,6 @@ class Scheduler:
         is_decoding = request.request_id in self.running and not request.prefill_only
         return is_decoding and 0 < request.num_computed == len(request.tokens) - 1 and self.may_keep
 
-    def _find(self, request_id: str) -> Request | None:
-        return self.find_active(request_id) or self.held.get(request_id) or self.quarantined.get(request_id)
-
     def _leave_row(self, request: Request) -> None:
         if request.row >= 0:
             self._left_rows.append(request.row)
@@ -208,7 +213,7 @@ class Scheduler:
     def schedule(self) -> StepPlan:
         """Makes room, admits what fits and plans the next step."""
         decode_rows, swap_out = self._plan_decode_rows()
-        admitted, swap_in = ([], []) if swap_out else self._admit()
+        forks, admitted, swap_in = ([], [], []) if swap_out else self._admit()
         is_short_of_blocks = bool(swap_out)
         if not swap_out and (giver := self._giver) is not None and giver.num_in_flight == 0:
             swap_out.append(self._preempt(giver))
@@ -232,7 +237,7 @@ class Scheduler:
         left_rows += self._left_rows  # rows of the prefilled requests
         self._left_rows = []
         return StepPlan(
-            *(decode_rows, prefill_rows, admitted, left_rows, swap_out, swap_in, prefilled),
+            *(decode_rows, prefill_rows, admitted, left_rows, swap_out, swap_in, prefilled, forks),
             is_short_of_blocks=is_short_of_blocks,
         )
 
@@ -316,14 +321,16 @@ class Scheduler:
         self.owned.free_memory(request)
         return swap
 
-    def _swap(self, request: Request) -> Swap:
-        """Returns the memory of a request that has to be moved: the blocks it has filled, and its state."""
-        num_used = self.capacity.blocks_for(request.num_computed)
-        return Swap(request.request_id, tuple(request.memory.block_ids[:num_used]), request.memory.state_slot)
+    def _swap(self, request: Request, *, num_shared: int = 0) -> Swap:
+        """Returns the memory of a request that has to be moved: its state, and the blocks it has filled,
+        except the first ``num_shared``."""
+        block_ids = request.memory.block_ids[num_shared : self.capacity.blocks_for(request.num_computed)]
+        return Swap(request.request_id, tuple(block_ids), request.memory.state_slot)
 
-    def _admit(self) -> tuple[list[Request], list[Swap]]:
-        """Resumes preempted requests and admits waiting ones, while there is room."""
-        admitted: list[Request] = []
+    def _admit(self) -> tuple[list[Fork], list[Request], list[Swap]]:
+        """Forks computed prompts, resumes preempted requests and admits waiting ones, while there is room."""
+        forks = [self._fork(source) for source in self.forks.ready(self.running)]
+        admitted = [self.running[copy.request_id] for fork in forks for copy in fork.copies]
         swap_in: list[Swap] = []
         self._unplaced = None
         several_wait = have_several_clients(self.preempted, self.waiting)
@@ -350,7 +357,30 @@ class Scheduler:
             admitted.append(request)
         if any(request.num_given == 1 for request in admitted):
             self._last_short_prompt = self._step
-        return admitted, swap_in
+        return forks, admitted, swap_in
+
+    def _fork(self, source: Request) -> Fork:
+        """Lets the forks of ``source`` run while there is room; the others count as preempted."""
+        fork = Fork(self._swap(source), [], [])
+        for request in self.forks.take(source):
+            request.num_computed = request.num_planned = source.num_computed
+            request.measured.num_cached = source.num_computed
+            spare = self._spare_blocks()
+            if self._is_first(request) and self.owned.fork(request, source, spare_blocks=spare):
+                self.running[request.request_id] = request
+                num_shared = len(self.owned.cache.blocks_of(request.memory.nodes))
+                fork.copies.append(self._swap(request, num_shared=num_shared))
+            else:
+                self.preempted[request.request_id] = request
+                fork.stored.append(request.request_id)
+        return fork
+
+    def _is_first(self, request: Request) -> bool:
+        """Whether it is fair to other clients that a fork gets room before all requests that wait."""
+        if not have_several_clients(self.preempted, self.waiting, {"": request}):
+            return True
+        waiting = chain([request], self.preempted.values(), self.waiting.values())
+        return self._shares(self._owners).next_of(waiting) is request
 
     def _next_to_admit(self, *, is_fair: bool) -> Request | None:
         """Returns the first request, or the first one of the client with the smallest share.
@@ -394,11 +424,11 @@ class Scheduler:
         prefill_rows: list[PlannedRow] = []
         for request in self.running.values():
             start = request.num_planned
-            if request.request_id in planned or start >= request.target:
+            if request.request_id in planned or start >= request.plannable:
                 continue
             if budget <= 0:
                 break
-            end = min(request.target, start + budget)
+            end = min(request.plannable, start + budget)
             if self._cuts is not None:
                 end = self._cuts.chunk_end(request.num_given, start, end)
                 if end == start:

@@ -18,8 +18,21 @@ class Swap:
 
 
 @dataclass(frozen=True)
+class Fork:
+    """Memory of a computed prompt, from which its forks start (:mod:`engine.schedule.forks`)."""
+
+    source: Swap
+    """Blocks and state of the request that has computed the prompt."""
+    copies: list[Swap]
+    """Blocks and slot of each fork that has room, which get copies: the state and the last blocks of the
+    source. The fork shares the other blocks."""
+    stored: list[str]
+    """Ids of the forks that have no room yet and begin as preempted requests."""
+
+
+@dataclass(frozen=True)
 class StepPlan:
-    """The work of one step; each part may be empty. Swaps out come first, then swaps in, then the rows."""
+    """The work of one step; each part may be empty. Swaps out come first, then forks, swaps in and rows."""
 
     decode_rows: list[PlannedRow]
     prefill_rows: list[PlannedRow]
@@ -31,6 +44,7 @@ class StepPlan:
     swap_in: list[Swap] = field(default_factory=list)
     prefilled: list[Request] = field(default_factory=list)
     """Requests that are only prefilled and found their whole prompt in a cache, here or on another server."""
+    forks: list[Fork] = field(default_factory=list)
     is_short_of_blocks: bool = False
     """Whether requests are swapped out because blocks ran out."""
 

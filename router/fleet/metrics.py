@@ -11,8 +11,8 @@ from prometheus_client.registry import Collector
 
 from router.fleet.links.assignments import Assignments
 from router.fleet.links.circuit_breaker import BreakerState
-from telemetry.handoff_families import handoff_families
-from telemetry.speculation_families import speculation_families
+from telemetry.families.handoff import handoff_families
+from telemetry.families.speculation import speculation_families
 from wire.messages.generation import ServerStats
 
 SERVER = ["role", "server"]

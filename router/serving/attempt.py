@@ -49,10 +49,14 @@ class Attempt:
         self, demand: Demand, fingerprint: str | None = None, *, avoid: Sequence[str] = ()
     ) -> DecodeStream:
         stream = self._pool.choose_decode(fingerprint, avoid=avoid, demand=demand)
+        self.use_decode(stream, demand)
+        return stream
+
+    def use_decode(self, stream: DecodeStream, demand: Demand) -> None:
+        """Note that the choice goes to this decode server."""
         if self._decode is not None:
             self._decode.ended()
         self._decode = stream.assignments.begin(len(demand.token_ids))
-        return stream
 
     def choose_prefill(self, demand: Demand, fingerprint: str, *, avoid: Sequence[str]) -> PrefillClient:
         client = self._pool.choose_prefill(fingerprint, avoid=avoid, demand=demand)

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -24,7 +24,14 @@ from router.policies.policy import Demand
 from router.serving.attempt import HANDOFF_FAULTS, Attempt
 from router.serving.text_request import Choice
 from wire.errors import TwinfangError, UnavailableError, WireError, error_from_code
-from wire.messages.generation import PrefillReply, PrefillRequest, RequestOutput, ServerInfo, Submit
+from wire.messages.generation import (
+    ForkedChoice,
+    PrefillReply,
+    PrefillRequest,
+    RequestOutput,
+    ServerInfo,
+    Submit,
+)
 from wire.messages.handoff import AnyTicket, PartialTicket, Ticket
 from wire.repeated_lines import RepeatedLines
 
@@ -58,6 +65,9 @@ class Dispatch:
 
     A server that is about to stop gives its requests away (``moved``): another server reads their state.
 
+    One prefill and one handoff can serve several choices of a prompt: :meth:`start` gets the others as
+    ``forks``. If this choice fails or moves before its first token, each of the others starts anew by itself.
+
     If only the prompt's log-probabilities are wanted, the choice ends with the prefill server's reply, and no
     decode server takes part. If nothing has to be computed, no server takes part at all.
     """
@@ -84,6 +94,8 @@ class Dispatch:
         self._answer_ids: list[int] = []
         self._lease: tuple[PrefillClient, str] | None = None
         """The prefill server that holds the lease, and the lease's request id. Set until the first output."""
+        self._forks: list[Dispatch] = []
+        """Choices that need this one's prompt; empty from the first token on."""
         self._prefilling: asyncio.Task[None] | None = None
         """The task that waits for a prefill's reply; None: no task waits."""
         self._held_back: list[RequestOutput] = []
@@ -117,8 +129,9 @@ class Dispatch:
         attempt."""
         return f"{self._choice.request_id}~{self._attempt}" if self._attempt else self._choice.request_id
 
-    def start(self) -> None:
+    def start(self, forks: Sequence[Dispatch] = ()) -> None:
         """Submit at once if no prefill server is needed; otherwise run the prefill in a task."""
+        self._forks = list(forks)
         if self._choice.is_scored and self._choice.prompt_logprobs is None:
             self._receiver.take(RequestOutput(self._request_id, (), finish_reason="length"))
             return
@@ -173,6 +186,7 @@ class Dispatch:
         now = asyncio.get_running_loop().time()
         error.where = self._timeline.servers
         self._call_back()
+        self._leave_forks()
         if isinstance(error, NobodyServesError) and self._hold.may_end:
             self._timeline.retried(error.code)
             self._task = asyncio.create_task(self._wait_for_servers(error))
@@ -202,6 +216,18 @@ class Dispatch:
         self._servers.ended()
         self._stream = self._prefilling = self._lease = None
         self._held_back = []
+
+    def _leave_forks(self) -> None:
+        """Start those forks anew that are still in the attempt that they share with this choice."""
+        forks, self._forks = self._forks, []
+        for fork in forks:
+            if not (fork._attempt or fork._has_progressed):
+                fork._start_anew()
+
+    def _start_anew(self) -> None:
+        self._call_back()
+        self._attempt += 1
+        self.start()
 
     async def _try_again(self) -> None:
         await asyncio.sleep(FIRST_PAUSE_S * 2 ** (self._failures - 1) * random.uniform(0.75, 1.25))
@@ -332,6 +358,7 @@ class Dispatch:
         if output.token_ids:
             if not self._has_progressed:
                 self._has_progressed = True
+                self._forks = []
                 self._told_fingerprint = self._fingerprint
                 self._servers.progressed()
                 self.first_output_s = time.monotonic() - self._submitted_s
@@ -348,10 +375,9 @@ class Dispatch:
         other server reads the state. Without a ticket, servers prefill the prompt and the answer so far."""
         assert self._stream is not None
         self._avoid(self._stream.address)
+        self._leave_forks()
         if ticket is None:
-            self._call_back()
-            self._attempt += 1
-            self.start()
+            self._start_anew()
             return
         self._servers.ended()
         self._attempt += 1
@@ -377,11 +403,23 @@ class Dispatch:
             traceparent=self._timeline.call("decode", decode.worker_id),
             timeout_s=self._time_left_s,
             client=choice.client,
+            forks=tuple(fork._forked(decode) for fork in self._forks),
         )
-        self._stream = decode
+        decode.submit(submit, self, {fork._request_id: fork for fork in self._forks})
+        for one in (self, *self._forks):
+            one._submitted(decode, self._fingerprint, reads=ticket is not None)
+
+    def _forked(self, decode: DecodeStream) -> ForkedChoice:
+        """Return what a submission says of this choice, which is a fork of the submission's own choice."""
+        assert self._choice.params.seed is not None
+        self._servers.use_decode(decode, self._demand)
+        traceparent = self._timeline.call("decode", decode.worker_id)
+        return ForkedChoice(self._request_id, self._choice.params.seed, traceparent)
+
+    def _submitted(self, decode: DecodeStream, fingerprint: str, *, reads: bool) -> None:
+        self._stream, self._fingerprint, self._has_begun = decode, fingerprint, True
         self._submitted_s, self.first_output_s, self._has_progressed = time.monotonic(), 0.0, False
-        decode.submit(submit, self)
-        self._timeline.submitted(decode.worker_id, reads=ticket is not None)
+        self._timeline.submitted(decode.worker_id, reads=reads)
 
 
 def _error_of(output: RequestOutput) -> TwinfangError | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import AsyncExitStack
+from itertools import groupby
 from types import TracebackType
 
 from router.admission.fair_queue import QueuedRequest
@@ -107,17 +108,24 @@ class Generation:
         return self
 
     def _begin(self) -> None:
-        """Start those choices that now have places and have not begun."""
+        """Start those choices that now have places and have not begun. Choices of one prompt start together,
+        and their prompt is computed once."""
         if self._place is not None:
-            for index in range(len(self._dispatches), len(self._choices) - self._place.num_left):
-                self._start(index)
+            begun = range(len(self._dispatches), len(self._choices) - self._place.num_left)
+            self._dispatches += map(self._dispatch, begun)
+            for _, same_prompt in groupby(begun, lambda index: index // self._request.n):
+                first, *others = same_prompt
+                forks = others if self._choices[first].may_fork else []
+                self._dispatches[first].start([self._dispatches[index] for index in forks])
+                for index in others[len(forks) :]:
+                    self._dispatches[index].start()
 
     def _expire(self) -> None:
         for index in self._unfinished:
             self._inbox.put((index, DeadlineError.told("the request was not finished within its time limit")))
 
-    def _start(self, index: int) -> None:
-        dispatch = Dispatch(
+    def _dispatch(self, index: int) -> Dispatch:
+        return Dispatch(
             self._model,
             self._choices[index],
             deadline=self._request.deadline,
@@ -125,8 +133,6 @@ class Generation:
             on_retry=self._services.metrics.retried,
             timeline=self._record.choices[index],
         )
-        self._dispatches.append(dispatch)
-        dispatch.start()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -37,6 +37,14 @@ class Choice:
         return self.params.max_tokens == 0
 
     @property
+    def may_fork(self) -> bool:
+        """Whether other choices of the prompt can start from the state that servers compute for this one.
+
+        Log-probabilities of a prompt are computed for each choice that wants them.
+        """
+        return len(self.token_ids) > 1 and not self.is_scored and self.prompt_logprobs is None
+
+    @property
     def seeded(self) -> Choice:
         """This choice, with a random seed if it has no seed yet. So every server that continues the choice
         draws the same tokens."""

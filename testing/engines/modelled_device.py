@@ -98,6 +98,8 @@ class ModelledDevice:
             self.blocks[block_id] = [JUNK] * self.block_size
         self.freed_slots.clear()
         self.freed_blocks.clear()
+        for fork in plan.forks:
+            self._fork(fork)
         for request in plan.admitted:
             if request.row >= 0:
                 self.begin(request)
@@ -106,6 +108,20 @@ class ModelledDevice:
             for block_id, content in zip(swap.block_ids, kept, strict=True):
                 self.blocks[block_id] = list(content)
             self._set_state(swap.slot, state)
+
+    def _fork(self, fork):
+        source = fork.source
+        contents, state = (
+            [list(self.blocks[block_id]) for block_id in source.block_ids],
+            self.slots[source.slot],
+        )
+        for copy in fork.copies:
+            last = contents[len(contents) - len(copy.block_ids) :]
+            for block_id, content in zip(copy.block_ids, last, strict=True):
+                self.blocks[block_id] = list(content)
+            self._set_state(copy.slot, state)
+        for name in fork.stored:
+            self.host[name] = (contents, state)
 
     def begin(self, request):
         """Begin a request that got its row, or whose state has arrived."""

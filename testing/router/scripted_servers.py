@@ -250,8 +250,9 @@ class ScriptedDecode(Scripted):
             async for data in requests:
                 message = decode_stream_request(data)
                 if isinstance(message, Submit):
-                    self.submitted.append(message)
-                    tasks.append(asyncio.create_task(self.script(message, send)))
+                    for choice in (message, *message.forked()):
+                        self.submitted.append(choice)
+                        tasks.append(asyncio.create_task(self.script(choice, send)))
                 elif isinstance(message, Cancel):
                     self.cancelled.append(message.request_id)
                 elif isinstance(message, ConnectPeers):

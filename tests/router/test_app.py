@@ -73,8 +73,9 @@ async def test_metrics_count_requests_tokens_and_transfers(make_stack):
     assert samples["twinfang_transfer_bytes_total",] == 2000
     assert samples["twinfang_transfer_seconds_count",] == 2
     assert samples["twinfang_transfer_descriptors_total",] == 6
-    assert samples["twinfang_prefill_seconds_count",] == 2
-    for rest in ("prefill_rpc", "decode_rpc", "decode_first_token"):
+    assert samples["twinfang_prefill_seconds_count",] == 1, "both choices share it"
+    assert samples["twinfang_prefill_rpc_seconds_count",] == 1
+    for rest in ("decode_rpc", "decode_first_token"):
         assert samples[f"twinfang_{rest}_seconds_count",] == 2
     assert samples["twinfang_decode_queue_seconds_count",] == 2
     assert samples["twinfang_servers_connected", "decode"] == 1

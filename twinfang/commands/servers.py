@@ -52,6 +52,7 @@ def prepare_prefill(values: argparse.Namespace) -> Callable[[], None]:
         served_model_name=_model_name(values),
         advertise_host=values.advertise_host,
         metrics_port=values.metrics_port,
+        vllm_metrics=values.vllm_metrics,
         otlp_endpoint=values.otlp_endpoint or "",
         lease_ttl_s=values.lease_ttl,
         hang_deadline_s=values.hang_deadline,
@@ -90,6 +91,7 @@ def prepare_decode(values: argparse.Namespace) -> Callable[[], None]:
         local_prefill=values.local_prefill,
         advertise_host=values.advertise_host,
         metrics_port=values.metrics_port and values.metrics_port + place.port_offset,
+        vllm_metrics=values.vllm_metrics,
         otlp_endpoint=values.otlp_endpoint or "",
     )
     _notice_cut_links(config.transfer_deadline_s)

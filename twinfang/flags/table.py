@@ -163,6 +163,13 @@ METRICS_PORT = Flag(
     ),
     default_text="--port + 10000",
 )
+VLLM_METRICS = Flag(
+    *("--vllm-metrics", "", yes_or_no),
+    "show metrics under vLLM's names too, for dashboards and endpoint pickers that read those",
+    default=False,
+    default_text="off",
+    is_switch=True,
+)
 PROBE_PORT = Flag(
     *("--probe-port", "PORT|off", port_or_off),
     "port of HTTP /readyz and /healthz that answer for all ranks of this host; 0 or off: none",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Literal
 
 from wire.codec import message
+from wire.errors import WireError
 from wire.messages.handoff import AnyTicket, PartialTicket, Role, Ticket
 from wire.messages.sampling_params import SamplingParams
 from wire.messages.traceparent import check_traceparent
@@ -73,6 +74,19 @@ class PrefillReply:
 
 
 @message
+class ForkedChoice:
+    """A further choice of a submitted prompt, with the parameters of the first one and a seed of its own."""
+
+    request_id: str
+    seed: int
+    traceparent: str = ""
+    """Like :attr:`PrefillRequest.traceparent`."""
+
+    def __post_init__(self) -> None:
+        check_traceparent(self.traceparent)
+
+
+@message
 class Submit:
     """A request for a decode server. Without a ticket the server computes the prompt itself.
 
@@ -97,9 +111,30 @@ class Submit:
     """How long the client waits for the answer; then the server ends the request. None: no limit."""
     client: str = ""
     """Any name for the request's client: rows are shared fairly between clients."""
+    forks: tuple[ForkedChoice, ...] = ()
+    """Further choices, which start from the state that this request reads or computes. They end with it, as
+    ``moved``, if it ends before its first token."""
 
     def __post_init__(self) -> None:
         check_traceparent(self.traceparent)
+        if self.forks and len({self.request_id, *(fork.request_id for fork in self.forks)}) <= len(
+            self.forks
+        ):
+            raise WireError(f"request {self.request_id!r}: two of its choices have the same id")
+
+    def forked(self) -> list[Submit]:
+        """Return the further choices, each as a submission of its own without a ticket."""
+        return [
+            replace(
+                self,
+                request_id=fork.request_id,
+                params=replace(self.params, seed=fork.seed),
+                ticket=None,
+                traceparent=fork.traceparent,
+                forks=(),
+            )
+            for fork in self.forks
+        ]
 
 
 @message

@@ -29,6 +29,8 @@ class AddRequest:
     cache_salt: str
     client: str
     num_answered: int
+    forks: tuple[AddRequest, ...] = ()
+    """They have the same tokens, and an empty field ``tokens``."""
 
 
 @message

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 import grpc
@@ -93,12 +93,16 @@ class DecodeStream(ServerLink):
         await self._end_tasks()
         await self._connection.close()
 
-    def submit(self, request: Submit, receiver: Receiver) -> None:
-        """Send a request; its outputs go to ``receiver``. Raises :class:`UnavailableError` if there is no
-        stream."""
+    def submit(
+        self, request: Submit, receiver: Receiver, forks: Mapping[str, Receiver] | None = None
+    ) -> None:
+        """Send a request; its outputs go to ``receiver``, and those of its forks to ``forks``, by request id.
+
+        Raises :class:`UnavailableError` if there is no stream.
+        """
         if self.info is None:
             raise UnavailableError(f"the decode server at {self.address} is not connected: {self.problem}")
-        self._receivers[request.request_id] = receiver
+        self._receivers |= {request.request_id: receiver, **(forks or {})}
         self._outgoing.put_nowait(encode(request))
 
     def cancel(self, request_id: str) -> None:

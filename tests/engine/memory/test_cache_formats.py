@@ -134,9 +134,9 @@ def test_freed_blocks_of_fp8_are_nan(fp8_caches):
 
 def test_blocks_of_fp8_come_back_from_host_memory_bit_for_bit(fp8_caches):
     store, before = HostStore(fp8_caches), fp8_caches.kv_words.clone()
-    store.save(Swap("preempted", (4, 1), 2))
+    store.save([Swap("preempted", (4, 1), 2)])
     fp8_caches.kv_words.fill_(0)
-    store.restore(Swap("preempted", (2, 3), 1))
+    store.restore([Swap("preempted", (2, 3), 1)])
     assert torch.equal(fp8_caches.kv_words[[2, 3]], before[[4, 1]])
 
 

@@ -108,7 +108,7 @@ def test_a_part_that_a_model_does_not_keep_is_a_pool_of_no_bytes(absent):
     Poison(caches).slots(ids)
     store = HostStore(caches)
     block_ids = (1, 2) if caches.spec.has_kv else ()
-    store.save(Swap("a", block_ids, 1))
-    store.restore(Swap("a", block_ids, 2))
+    store.save([Swap("a", block_ids, 1)])
+    store.restore([Swap("a", block_ids, 2)])
     present = caches.kv if absent == "mamba_layers" else caches.state
     assert present.view(torch.uint8).any()

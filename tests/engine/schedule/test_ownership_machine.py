@@ -96,7 +96,7 @@ class LivesOfRequests(RuleBasedStateMachine):
         if damaged:
             plan = self.scheduler.discard(plan, damaged)
             for request in damaged:
-                request.finish_reason = "error"
+                self.ended(request, "error")
                 assert_owns_nothing(request)
         assert not any(request in plan.prefilled for request in damaged)
         self.check_plan(plan)
@@ -132,7 +132,7 @@ class LivesOfRequests(RuleBasedStateMachine):
         request = row.request
         assert outcome.accepted > 0, "the device ended a row that the host goes on with"
         if not outcome.is_finite:
-            request.finish_reason = "error"
+            self.ended(request, "error")
             self.scheduler.owned.give_up(row)
             self.leave(request)
             return
@@ -143,13 +143,19 @@ class LivesOfRequests(RuleBasedStateMachine):
         assert request.num_in_flight == len(ahead)
         assert request.num_planned == outcome.length + sum(ahead)
         if row.samples and request.num_output == answer_length(request):
-            request.finish_reason = "length"
+            self.ended(request, "length")
             if request.keeps_state and self.scheduler.may_keep:
                 self.hold(request)
             else:
                 self.leave(request)
         elif request.prefill_only and request.num_computed == request.target:
             self.hold(request)
+
+    def ended(self, request, reason):
+        """Forks that still wait end with the request that was to compute their prompt."""
+        request.finish_reason = reason
+        for fork in self.scheduler.forks.take(request):
+            self.ended(fork, "moved")
 
     def hold(self, request):
         self.scheduler.hold(request)
@@ -173,8 +179,22 @@ class LivesOfRequests(RuleBasedStateMachine):
         speculate=st.sampled_from([True, True, True, False]),
         salt=st.sampled_from(["", "", "x"]),
         client=st.sampled_from("aab"),
+        num_forks=st.sampled_from([0, 0, 0, 1, 3, 7]),
     )
-    def add(self, kind, family, shared, own, max_tokens, stops_after, breaks_after, speculate, salt, client):
+    def add(
+        self,
+        kind,
+        family,
+        shared,
+        own,
+        max_tokens,
+        stops_after,
+        breaks_after,
+        speculate,
+        salt,
+        client,
+        num_forks,
+    ):
         self.count += 1
         tokens = [family] * shared + [100 + (self.count * 7 + i) % 5 for i in range(own)]
         name = f"r{self.count}"
@@ -191,7 +211,13 @@ class LivesOfRequests(RuleBasedStateMachine):
         request = Request(
             name, tokens, params, ticket=ticket, cache_salt=salt, keeps_state=kind == "kept", client=client
         )
-        request.stops_after, request.breaks_after = stops_after, breaks_after
+        if kind in ("both", "handed over") and len(tokens) > 1:
+            request.forks = [
+                Request(f"{name}-{i}", list(tokens), params, cache_salt=salt, client=client)
+                for i in range(num_forks)
+            ]
+        for one in (request, *request.forks):
+            one.stops_after, one.breaks_after = stops_after, breaks_after
         self.scheduler.add(request)
 
     @rule(num=st.integers(1, 4))
@@ -214,6 +240,7 @@ class LivesOfRequests(RuleBasedStateMachine):
         if how == "landed":
             self.arrive(request)
         else:
+            self.ended(request, "error")
             self.scheduler.quarantine(request)
             if how == "failed":
                 self.scheduler.release(request.request_id)
@@ -240,7 +267,7 @@ class LivesOfRequests(RuleBasedStateMachine):
     @rule(data=st.data())
     def cancel(self, data):
         s = self.scheduler
-        active = [*s.running, *s.waiting, *s.preempted, *s.transferring]
+        active = [*s.running, *s.waiting, *s.preempted, *s.transferring, *s.forks.waiting]
         if not active:
             return
         name = data.draw(st.sampled_from(active))
@@ -248,7 +275,7 @@ class LivesOfRequests(RuleBasedStateMachine):
         request = s.find_active(name)
         if request is None:
             return
-        request.finish_reason = "cancelled"
+        self.ended(request, "cancelled")
         if name in s.transferring:
             s.quarantine(request)
         else:
@@ -258,7 +285,7 @@ class LivesOfRequests(RuleBasedStateMachine):
 
     def everyone(self):
         s = self.scheduler
-        places = [s.waiting, s.transferring, s.running, s.preempted, s.held, s.quarantined]
+        places = [s.waiting, s.forks.waiting, s.transferring, s.running, s.preempted, s.held, s.quarantined]
         return [one for place in places for one in place.values()]
 
     def slots_of(self, one):
@@ -300,7 +327,7 @@ class LivesOfRequests(RuleBasedStateMachine):
     @invariant()
     def anchors_are_kept_only_where_a_step_may_follow(self):
         s = self.scheduler
-        for one in [*s.waiting.values(), *s.preempted.values()]:
+        for one in [*s.waiting.values(), *s.forks.waiting.values(), *s.preempted.values()]:
             assert_owns_nothing(one)
             assert one.num_in_flight == 0
         for one in s.held.values():

@@ -14,10 +14,19 @@ from hypothesis import strategies as st
 
 from engine.config import EngineConfig
 from twinfang.commands.spelling import FLAGS, with_flags
+from twinfang.commands.table import COMMANDS
 
 ROOT = Path(__file__).parents[3]
 ROOMS = ("engine", "kernels", "kv_transfer", "wire")
 BELOW = [path for room in ROOMS for path in (ROOT / room).rglob("*.py")]
+ABOVE = [
+    path
+    for room in ("decode_server", "prefill_server", "router", "telemetry", "twinfang")
+    for path in (ROOT / room).rglob("*.py")
+]
+NAMES = {flag.name for command in COMMANDS for group in command.groups for flag in group.flags}
+OTHER_FLAGS = {"--help", "--version", "--lifeline", "--pid"}
+"""Flags of every command, a flag that only child processes get, and a flag of docker."""
 GIB = 1 << 30
 
 
@@ -58,6 +67,23 @@ def test_every_setting_that_a_message_names_has_a_flag():
 def test_the_rooms_below_name_no_flag():
     lines = [(path, line) for path in BELOW for line in path.read_text(encoding="utf-8").splitlines()]
     assert [found for found in lines if re.search(r"(?<![\w-])--[a-z]", found[1])] == []
+
+
+def test_every_flag_that_a_message_names_exists():
+    named = [(path, text) for path in ABOVE for text in messages(path)]
+    assert [(path, flag) for path, text in named for flag in unknown_flags(text)] == []
+
+
+def test_the_check_finds_flags_that_do_not_exist():
+    assert list(unknown_flags("--max-choices, --max-choice or --data-parallel-")) == ["--max-choice"]
+
+
+def unknown_flags(text: str) -> Iterator[str]:
+    """Flags that no command has. The text of an f-string may end within a flag's name, as `--min-` does."""
+    for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]*", text):
+        is_start = flag.endswith("-") and any(name.startswith(flag) for name in NAMES)
+        if flag not in NAMES | OTHER_FLAGS and not is_start:
+            yield flag
 
 
 def messages(path: Path) -> Iterator[str]:
