@@ -1,0 +1,1 @@
+"""Requests that real clients sent, as data, and what answers to them must look like."""
