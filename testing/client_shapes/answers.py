@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
-from openai.types import Completion, Model
+from openai.types import Completion, CompletionChoice, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.completion_choice import Logprobs
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
@@ -34,6 +35,29 @@ def _check_refusal(refused: Refusal, status: int, answer: dict[str, Any]) -> Non
     got = Refusal(status, error.get("code", error["type"]), error["message"])
     assert (got.status, got.code) == (refused.status, refused.code), got
     assert refused.says in got.says, got
+
+
+# --- types that the openai package lacks -----------------------------------------------------------
+
+
+class _EchoedLogprobs(Logprobs):
+    """An echoed prompt's first token has no log-probability."""
+
+    token_logprobs: list[float | None] | None = None  # type: ignore[assignment]
+    top_logprobs: list[dict[str, float] | None] | None = None  # type: ignore[assignment]
+
+
+class _TextChoice(CompletionChoice):
+    """Before a choice's last chunk, its ``finish_reason`` is null."""
+
+    finish_reason: Literal["stop", "length"] | None  # type: ignore[assignment]
+    logprobs: _EchoedLogprobs | None = None
+
+
+class TextCompletion(Completion):
+    """A completion or a chunk of one, as OpenAI's API sends it and the client's own types leave it open."""
+
+    choices: list[_TextChoice]  # type: ignore[assignment]
 
 
 # --- whole answers ---------------------------------------------------------------------------------
@@ -70,7 +94,7 @@ def _count(answer: Any) -> None:
 
 WHOLES: dict[str, Callable[[Any], None]] = {
     "/v1/models": _models,
-    "/v1/completions": _of(Completion),
+    "/v1/completions": _of(TextCompletion),
     "/v1/chat/completions": _of(ChatCompletion),
     "/v1/responses": _response,
     "/v1/messages": _message,
@@ -130,7 +154,7 @@ def _message_stream(text: str) -> None:
 
 
 STREAMS: dict[str, Callable[[str], None]] = {
-    "/v1/completions": _chunks_of(Completion),
+    "/v1/completions": _chunks_of(TextCompletion),
     "/v1/chat/completions": _chunks_of(ChatCompletionChunk),
     "/v1/responses": _response_stream,
     "/v1/messages": _message_stream,

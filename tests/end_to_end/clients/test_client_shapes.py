@@ -7,6 +7,7 @@ import asyncio
 
 import pytest
 
+from testing.checkpoints.agent_model import write_agent_model
 from testing.client_shapes.answers import check_answer
 from testing.client_shapes.recorded import recorded
 from testing.fleets.clients import http_client
@@ -15,9 +16,10 @@ REQUESTS = recorded()
 LEAST = 30
 
 
-@pytest.fixture
-def stack(stacks):
-    return stacks("up", "--max-num-seqs", "16")
+@pytest.fixture(scope="module")
+def stack(module_stacks, tmp_path_factory):
+    folder = write_agent_model(tmp_path_factory.mktemp("model") / "bundled_model")
+    return module_stacks("up", "--model", str(folder), "--max-num-seqs", "16")
 
 
 @pytest.mark.parametrize("client", REQUESTS)
