@@ -1,5 +1,5 @@
-"""Requests that real clients sent (testing/client_shapes) are answered in the types that these clients read, or
-refused as the record says."""
+"""Requests that real clients sent are answered in the types that these clients read, or refused as the record
+says (testing/client_shapes)."""
 
 from __future__ import annotations
 
