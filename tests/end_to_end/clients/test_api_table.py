@@ -11,22 +11,21 @@ from router.api.openai.chat import ChatBody
 from router.api.openai.completions import CompletionBody
 from testing.api_facts.fact import WORKS
 from testing.api_table import ENDPOINTS, facts
-from testing.checkpoints.agent_model import write_agent_model
 
 BODIES = {"/v1/completions": CompletionBody, "/v1/chat/completions": ChatBody}
 FACTS = [pytest.param(*one, id=f"{one[0].path} {one[1].name}") for one in facts()]
 
 
 @pytest.fixture(scope="module")
-def stack(module_stacks, tmp_path_factory):
-    folder = write_agent_model(tmp_path_factory.mktemp("model") / "bundled_model")
-    return module_stacks("up", "--model", str(folder), "--max-num-seqs", "16")
-
-
-@pytest.fixture(scope="module")
-def client(stack):
-    with openai.OpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=0) as made:
+def http():
+    """One client of HTTP for all tests: each new one reads all of the machine's certificates."""
+    with openai.DefaultHttpxClient() as made:
         yield made
+
+
+@pytest.fixture
+def client(agent_stack, http):
+    return openai.OpenAI(base_url=f"{agent_stack.url}/v1", api_key="none", http_client=http, max_retries=0)
 
 
 def sent(client, path, fields):
@@ -47,8 +46,8 @@ def sent(client, path, fields):
 
 
 @pytest.mark.parametrize(("endpoint", "fact"), FACTS)
-def test_a_field_does_what_the_table_says(stack, client, endpoint, fact):
-    fields = endpoint.request(fact, stack.model)
+def test_a_field_does_what_the_table_says(agent_stack, client, endpoint, fact):
+    fields = endpoint.request(fact, agent_stack.model)
     if fact.outcome == WORKS:
         assert sent(client, endpoint.path, fields)
         return
@@ -59,8 +58,8 @@ def test_a_field_does_what_the_table_says(stack, client, endpoint, fact):
     assert error.param == fact.field
 
 
-def test_nothing_is_left_behind(stack):
-    stack.wait_until(stack.is_idle, "nothing is left behind")
+def test_nothing_is_left_behind(agent_stack):
+    agent_stack.wait_until(agent_stack.is_idle, "nothing is left behind")
 
 
 @pytest.mark.parametrize(

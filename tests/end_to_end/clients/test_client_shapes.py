@@ -7,7 +7,6 @@ import asyncio
 
 import pytest
 
-from testing.checkpoints.agent_model import write_agent_model
 from testing.client_shapes.answers import check_answer
 from testing.client_shapes.recorded import recorded
 from testing.fleets.clients import http_client
@@ -16,20 +15,17 @@ REQUESTS = recorded()
 LEAST = 30
 
 
-@pytest.fixture(scope="module")
-def stack(module_stacks, tmp_path_factory):
-    folder = write_agent_model(tmp_path_factory.mktemp("model") / "bundled_model")
-    return module_stacks("up", "--model", str(folder), "--max-num-seqs", "16")
-
-
 @pytest.mark.parametrize("client", REQUESTS)
-async def test_what_a_client_sends_is_answered_as_it_expects(stack, client):
-    async with http_client(stack) as http:
+async def test_what_a_client_sends_is_answered_as_it_expects(agent_stack, client):
+    async with http_client(agent_stack) as http:
 
         async def fault_of(request):
             """What is wrong with the answer; None if nothing is."""
             answer = await http.request(
-                request.method, request.path, headers=request.headers, json=request.body_for(stack.model)
+                request.method,
+                request.path,
+                headers=request.headers,
+                json=request.body_for(agent_stack.model),
             )
             try:
                 check_answer(request, answer.status_code, answer.headers["Content-Type"], answer.text)
@@ -39,7 +35,7 @@ async def test_what_a_client_sends_is_answered_as_it_expects(stack, client):
 
         faults = await asyncio.gather(*map(fault_of, REQUESTS[client]))
     assert not [fault for fault in faults if fault is not None]
-    stack.wait_until(stack.is_idle, "nothing is left behind")
+    agent_stack.wait_until(agent_stack.is_idle, "nothing is left behind")
 
 
 def test_records_are_of_many_kinds():
