@@ -249,12 +249,12 @@ class DecodeService(EngineServer, ExchangeListener):
 
     async def _follow(self, choices: list[Request], message: Submit) -> None:
         """Gives each choice a follower of the grammar, and waits for the followers' first masks."""
-        grammar = message.params.grammar
+        grammar, thinking = message.params.grammar, message.params.thinking
         assert grammar is not None
         answer = message.token_ids[len(message.token_ids) - message.num_answered :]
         followers = []
         for choice in choices:
-            choice.follower = follower = self._engine.grammars.follow(grammar, answer, message.params.thinking)
+            choice.follower = follower = self._engine.grammars.follow(grammar, answer, thinking)
             followers.append(follower)
         for follower in followers:
             await asyncio.wrap_future(follower.opened)
