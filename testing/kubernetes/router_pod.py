@@ -51,7 +51,7 @@ class RouterPod(PodProcess):
             return ""
         answer = self._client.get("/admin/v1/pools")
         assert answer.status_code == 200, answer.text
-        return " ".join(pool["problem"] for pool in answer.json()["pools"])
+        return str(answer.json()["problem"])
 
     def metric(self, name: str, **labels: str) -> float:
         """Returns a metric's value, 0 if there is no such series. Labels must be in the page's order."""
