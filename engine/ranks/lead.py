@@ -8,7 +8,7 @@ from engine.engine import Engine
 from engine.request import Request
 from engine.step_result import StepResult
 from wire.errors import TwinfangError
-from wire.messages.generation import ErrorReply, RequestOutput
+from wire.messages.generation import ErrorReply, ForkedChoice, RequestOutput
 from wire.messages.handoff import Digests, Ticket
 from wire.messages.ranks import (
     AddRequest,
@@ -44,7 +44,7 @@ class LeadEngine:
 
     def add(self, request: Request) -> None:
         self.own.open_grammar(request)  # only rank 0 waits for the first masks and limits the wait
-        self._tell(_call(request, tuple(request.tokens)))
+        self._tell(_call(request))
         self.own.add(request)
 
     def cancel(self, request_id: str) -> Request | None:
@@ -78,10 +78,10 @@ class LeadEngine:
         return self.own.step_with(news)
 
 
-def _call(request: Request, tokens: tuple[int, ...]) -> AddRequest:
+def _call(request: Request) -> AddRequest:
     return AddRequest(
         request_id=request.request_id,
-        tokens=tokens,
+        tokens=tuple(request.tokens),
         params=request.params,
         ticket=request.ticket,
         prompt_logprobs_wanted=request.prompt_logprobs_wanted,
@@ -91,5 +91,5 @@ def _call(request: Request, tokens: tuple[int, ...]) -> AddRequest:
         cache_salt=request.cache_salt,
         client=request.client,
         num_answered=request.num_answered,
-        forks=tuple(_call(fork, ()) for fork in request.forks),
+        forks=tuple(ForkedChoice(fork.request_id, fork.seed) for fork in request.forks),
     )

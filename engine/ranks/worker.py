@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from typing import Any
 
 from engine.engine import Engine
 from engine.group.rank_link import RankLink
 from engine.request import Request
 from wire.errors import TwinfangError, error_from_code
+from wire.messages.generation import ForkedChoice
 from wire.messages.ranks import (
     AddRequest,
     CancelRequest,
@@ -57,7 +59,7 @@ class RankWorker:
             engine.step_with(call.news)
         elif isinstance(call, AddRequest):
             with contextlib.suppress(TwinfangError):  # rank 0 refuses the request too, and tells the sender
-                engine.add(_request(call, call.tokens))
+                engine.add(_request(call))
         elif isinstance(call, EndTransfer):
             request = engine.reading(call.request_id)
             request.ticket = call.ticket or request.ticket
@@ -73,10 +75,15 @@ class RankWorker:
             engine.move_all()
 
 
-def _request(call: AddRequest, tokens: tuple[int, ...]) -> Request:
+def _forked(call: AddRequest, fork: ForkedChoice) -> AddRequest:
+    params = None if call.params is None else replace(call.params, seed=fork.seed)
+    return replace(call, request_id=fork.request_id, params=params, ticket=None, seed=fork.seed, forks=())
+
+
+def _request(call: AddRequest) -> Request:
     return Request(
         call.request_id,
-        list(tokens),
+        list(call.tokens),
         params=call.params,
         ticket=call.ticket,
         prompt_logprobs_wanted=call.prompt_logprobs_wanted,
@@ -86,5 +93,5 @@ def _request(call: AddRequest, tokens: tuple[int, ...]) -> Request:
         cache_salt=call.cache_salt,
         client=call.client,
         num_answered=call.num_answered,
-        forks=[_request(fork, tokens) for fork in call.forks],
+        forks=[_request(_forked(call, fork)) for fork in call.forks],
     )

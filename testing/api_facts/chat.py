@@ -65,6 +65,14 @@ OF_PROMPTS = (
     Fact("add_generation_prompt", False),
     Fact("add_special_tokens", True),
     Fact("reasoning_effort", "low"),
+    Fact("enable_thinking", False),
+    Fact("thinking", {"type": "disabled"}),
+    Fact("thinking: unknown type", {"type": "on"}, INVALID),
+    Fact("thinking_token_budget", 4),
+    Fact("thinking_token_budget: below -1", -2, INVALID),
+    Fact("thinking_budget", -1),
+    Fact("include_reasoning", False),
+    Fact("separate_reasoning", False),
 )
 OF_ANSWERS = (
     Fact("logprobs", True),

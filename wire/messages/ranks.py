@@ -9,7 +9,7 @@ no plan, batch or token has to be sent.
 from __future__ import annotations
 
 from wire.codec import message
-from wire.messages.generation import ErrorReply
+from wire.messages.generation import ErrorReply, ForkedChoice
 from wire.messages.handoff import AnyTicket, HandshakeReply, RankMemory, Ticket
 from wire.messages.sampling_params import SamplingParams
 
@@ -29,8 +29,8 @@ class AddRequest:
     cache_salt: str
     client: str
     num_answered: int
-    forks: tuple[AddRequest, ...] = ()
-    """They have the same tokens, and an empty field ``tokens``."""
+    forks: tuple[ForkedChoice, ...] = ()
+    """They differ from the request in their ids and seeds, and have no ticket."""
 
 
 @message
