@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import jsonschema
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, seed, settings
@@ -92,3 +93,23 @@ async def test_the_document_has_no_reference_that_leads_nowhere(make_stack):
     assert found
     for reference in found:
         assert reference.removeprefix("#/components/schemas/") in document["components"]["schemas"], reference
+
+
+BAD_BODIES = (b"", b"{", b"[]", b"5", b"{}", b'{"model": "no-such-model"}', b'{"model": 5, "messages": 5, "input": 5}')
+
+
+async def test_bad_bodies_get_the_error_that_the_document_describes(make_stack):
+    stack = await make_stack(role="both", num_prefill=0)
+    document = (await stack.client.get("/openapi.json")).json()
+    tried = set()
+    for path, methods in document["paths"].items():
+        if "requestBody" not in methods.get("post", {}) or path.startswith("/admin"):
+            continue
+        described = methods["post"]["responses"]["default"]["content"]["application/json"]["schema"]
+        schema = described | {"components": document["components"]}
+        for body in BAD_BODIES:
+            answer = await stack.client.post(path, content=body, headers={"Content-Type": "application/json"})
+            assert 400 <= answer.status_code < 500, (path, body)
+            jsonschema.validate(answer.json(), schema)
+            tried.add(path)
+    assert tried >= {"/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"}
