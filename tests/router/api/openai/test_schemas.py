@@ -95,7 +95,15 @@ async def test_the_document_has_no_reference_that_leads_nowhere(make_stack):
         assert reference.removeprefix("#/components/schemas/") in document["components"]["schemas"], reference
 
 
-BAD_BODIES = (b"", b"{", b"[]", b"5", b"{}", b'{"model": "no-such-model"}', b'{"model": 5, "messages": 5, "input": 5}')
+BAD_BODIES = (
+    b"",
+    b"{",
+    b"[]",
+    b"5",
+    b"{}",
+    b'{"model": "no-such-model"}',
+    b'{"model": 5, "messages": 5, "input": 5}',
+)
 
 
 async def test_bad_bodies_get_the_error_that_the_document_describes(make_stack):
