@@ -36,13 +36,15 @@ class Detokenizer:
         self._tokenizer = tokenizer
         self._own_text = tokenizer.own_text
         self._skip_special_tokens = skip_special_tokens
-        self._window = [token_id for token_id in context[-CONTEXT_TOKENS:] if self._has_text(token_id)]
-        self._text = self._decode()
-        if self._text.endswith(REPLACEMENT):  # the prompt was cut inside a code point
-            self._window, self._text = [], ""
-        self._num_shown = len(self._text)
+        self._context: Sequence[int] | None = context[-CONTEXT_TOKENS:]
+        """The context; None once the window holds tokens. Most answers begin with a token of its own text, so
+        that the context need not be decoded."""
+        self._window: list[int] = []
+        self._text = ""
+        """The window's text."""
+        self._num_shown = 0
         """How many characters of the window's text were returned already, or belong to the context."""
-        self._num_clean = len(self._window)
+        self._num_clean = 0
         """The number of the window's tokens up to the last point where nothing was held back."""
 
     def push(self, token_id: int) -> str:
@@ -52,10 +54,12 @@ class Detokenizer:
         if own_text is not None and self._num_shown == len(self._text) and self._text[-1:] != REPLACEMENT:
             # Nothing is held back, and earlier tokens do not change this token's text: no need to decode.
             self._window, self._text = [token_id], own_text
-            self._num_shown, self._num_clean = len(own_text), 1
+            self._num_shown, self._num_clean, self._context = len(own_text), 1, None
             return own_text
         if not self._has_text(token_id):
             return ""
+        if self._context is not None:
+            self._begin_with(self._context)
         self._window.append(token_id)
         shown, self._text = self._text[: self._num_shown], self._decode()
         if not self._text.startswith(shown):  # an invalid byte changes characters that were shown already
@@ -68,6 +72,14 @@ class Detokenizer:
         if len(self._window) > MAX_WINDOW_TOKENS:
             self._shorten_window()
         return new_text
+
+    def _begin_with(self, context: Sequence[int]) -> None:
+        self._context = None
+        self._window = [token_id for token_id in context if self._has_text(token_id)]
+        self._text = self._decode()
+        if self._text.endswith(REPLACEMENT):  # the prompt was cut inside a code point
+            self._window, self._text = [], ""
+        self._num_shown, self._num_clean = len(self._text), len(self._window)
 
     def flush(self) -> str:
         """Return the text that is still held back. To be called when no token follows."""

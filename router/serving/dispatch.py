@@ -102,7 +102,7 @@ class Dispatch:
         self._pool = model.servers
         self._hold = model.hold
         self._servers = Attempt(model.servers, timeline, on_prefilled=model.gate.look)
-        self._choice = choice.seeded
+        self._choice = choice
         self._deadline = deadline
         self._receiver = receiver
         self._on_retry = on_retry
@@ -163,7 +163,8 @@ class Dispatch:
     @property
     def _token_ids(self) -> tuple[int, ...]:
         """Prompt and answer so far."""
-        return (*self._choice.token_ids, *self._answer_ids)
+        ids = self._choice.token_ids
+        return (*ids, *self._answer_ids) if self._answer_ids else ids
 
     @property
     def _demand(self) -> Demand:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import AsyncExitStack
 from itertools import groupby
 from types import TracebackType
 
@@ -74,37 +73,43 @@ class Generation:
         self._unfinished = set(range(len(self._choices)))
         self._last_token_s = [0.0] * len(self._choices)
         self._started_s = 0.0
-        self._exits = AsyncExitStack()
+        self._timer: asyncio.TimerHandle | None = None
 
     def _count_tokens(self) -> int:
         return sum(answer.num_tokens for answer in self.answers)
 
     async def __aenter__(self) -> Generation:
-        """Wait until the gate lets the request in. Raises what :meth:`Gate.enter` raises."""
-        metrics = self._services.metrics
-        self._started_s = time.monotonic()
-        async with AsyncExitStack() as exits:
-            exits.enter_context(metrics.request(self._record.client.api_key.name))
-            exits.enter_context(self._services.requests.follow(self._record))
-            with self._record.abortable_task():
-                queued = QueuedRequest(
-                    self._request.client.name,
-                    self._request.priority,
-                    len(self._choices),
-                    self._num_prompt_tokens,
-                    since_s=self._started_s,
-                    begin=self._begin,
-                )
-                entry = self._model.gate.enter(queued, deadline=self._request.deadline)
-                self._place = await exits.enter_async_context(entry)  # within metrics, which count a 429, too
-            self._record.admitted()
-            exits.enter_context(self._record.abortable(self._abort))
-            exits.enter_context(self._services.backlog.of(self._inbox, self._end_unread))
-            self._exits = exits.pop_all()
-        metrics.request_queue.observe(self._place.queue_s)
-        timer = asyncio.get_running_loop().call_at(self._request.deadline, self._expire)
-        self._exits.callback(timer.cancel)
-        self._begin()
+        """Wait until the gate lets the request in. Raises what :meth:`Gate.admit` and :meth:`Gate.wait`
+        raise."""
+        services, request, gate = self._services, self._request, self._model.gate
+        self._started_s = services.metrics.began()
+        services.requests.began(self._record)
+        queued = QueuedRequest(
+            request.client.name,
+            request.priority,
+            len(self._choices),
+            self._num_prompt_tokens,
+            since_s=self._started_s,
+            begin=self._begin,
+        )
+        try:
+            place = gate.admit(queued)
+            if place is None:
+                with self._record.abortable_task():
+                    place = await gate.wait(queued, deadline=request.deadline)
+        except BaseException as error:
+            self._ended(error)
+            raise
+        self._place = place
+        self._record.admitted(self._abort)
+        services.backlog.add(self._inbox, self._end_unread)
+        services.metrics.request_queue.observe(place.queue_s)
+        self._timer = asyncio.get_running_loop().call_at(request.deadline, self._expire)
+        try:
+            self._begin()
+        except BaseException as error:
+            await self.__aexit__(type(error), error, None)
+            raise
         return self
 
     def _begin(self) -> None:
@@ -139,17 +144,26 @@ class Generation:
     ) -> None:
         for dispatch in self._dispatches:
             dispatch.cancel()
-        if self._place is not None:
-            self._place.num_answer_tokens = self._count_tokens()
-            self._services.metrics.keys.used(
-                self._record.client.api_key.name,
-                num_prompt_tokens=self._num_prompt_tokens,
-                num_answer_tokens=self._place.num_answer_tokens,
-            )
-            self._place = None  # breaks reference cycles: the place and the dispatches refer to this
+        place = self._place
+        assert place is not None
+        assert self._timer is not None
+        place.num_answer_tokens = self._count_tokens()
+        self._services.metrics.keys.used(
+            self._record.client.api_key.name,
+            num_prompt_tokens=self._num_prompt_tokens,
+            num_answer_tokens=place.num_answer_tokens,
+        )
+        self._place = None  # breaks reference cycles: the place and the dispatches refer to this
         self._dispatches.clear()
-        self._services.recent.requests.add(1, self._services.recent.now_s)
-        await self._exits.__aexit__(kind, error, trace)
+        self._services.recent.requests.add(1, time.monotonic())
+        self._timer.cancel()
+        self._services.backlog.remove(self._inbox)
+        self._model.gate.leave(place)
+        self._ended(error)
+
+    def _ended(self, error: BaseException | None) -> None:
+        self._services.requests.ended(self._record, error)
+        self._services.metrics.ended(self._record.client.api_key.name, self._started_s, error)
 
     def _abort(self, error: TwinfangError) -> None:
         self._inbox.put((min(self._unfinished, default=0), error))

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
@@ -98,16 +97,15 @@ class Backlog:
         self._owners: dict[Inbox[Any], Callable[[], None]] = {}
         self.weight = 0
 
-    @contextmanager
-    def of(self, inbox: Inbox[Any], end: Callable[[], None]) -> Iterator[None]:
-        """Count an inbox as long as the context lasts. The inbox reports its weight to :meth:`changed`.
-        ``end`` is called to end the inbox's request early."""
+    def add(self, inbox: Inbox[Any], end: Callable[[], None]) -> None:
+        """Count an inbox until :meth:`remove`. The inbox reports its weight to :meth:`changed`. ``end`` is
+        called to end the inbox's request early."""
         self._owners[inbox] = end
-        try:
-            yield
-        finally:
-            del self._owners[inbox]
-            inbox.close()
+
+    def remove(self, inbox: Inbox[Any]) -> None:
+        """Close an inbox that :meth:`add` has added."""
+        del self._owners[inbox]
+        inbox.close()
 
     def changed(self, weight: int) -> None:
         self.weight += weight

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import orjson
 
-from router.http.connection import WritePart
+from router.http.event_stream import WriteNow
 from router.serving.answer import Answer, Delta
 
 
@@ -28,7 +28,7 @@ class TextLane:
 
     __slots__ = ("_pieces", "_write_now")
 
-    def __init__(self, write_now: WritePart, event: Callable[[str], bytes]) -> None:
+    def __init__(self, write_now: WriteNow, event: Callable[[str], bytes]) -> None:
         """``write_now`` gets an event and returns whether the event was written, which it is if the client
         need not be waited for. ``event`` returns the event for a text."""
         self._write_now = write_now
@@ -46,7 +46,7 @@ class WatchedLane:
 
     __slots__ = ("_pieces", "_watched", "_write_now")
 
-    def __init__(self, write_now: WritePart, event: Callable[[str], bytes], watched: str) -> None:
+    def __init__(self, write_now: WriteNow, event: Callable[[str], bytes], watched: str) -> None:
         self._write_now = write_now
         self._pieces = _pieces(event)
         self._watched = watched
@@ -59,7 +59,7 @@ class WatchedLane:
 
 
 def next_lane(
-    lane: Lane | None, watched: str | None, write_now: WritePart, event: Callable[[str], bytes]
+    lane: Lane | None, watched: str | None, write_now: WriteNow, event: Callable[[str], bytes]
 ) -> Lane | None:
     """Return the lane for the texts that come next, after those that ``lane`` has left to its caller. They
     may belong to another part of the answer. None: the next text must not take a lane. ``watched`` is

@@ -4,7 +4,7 @@ to servers."""
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 
 from router.access.client import Client
@@ -43,14 +43,6 @@ class Choice:
         Log-probabilities of a prompt are computed for each choice that wants them.
         """
         return len(self.token_ids) > 1 and not self.is_scored and self.prompt_logprobs is None
-
-    @property
-    def seeded(self) -> Choice:
-        """This choice, with a random seed if it has no seed yet. So every server that continues the choice
-        draws the same tokens."""
-        if self.params.seed is not None:
-            return self
-        return replace(self, params=replace(self.params, seed=secrets.randbits(63)))
 
 
 @dataclass(frozen=True, kw_only=True)

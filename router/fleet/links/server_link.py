@@ -65,7 +65,10 @@ class ServerLink:
     def info(self) -> ServerInfo | None:
         """None while the server can't be used: it does not answer, says that it does not serve, or is held
         back."""
-        return self._info if self._connection.is_usable and not self._is_silent else None
+        connection = self._connection
+        if self._is_silent or not connection.is_serving or connection.held_back:
+            return None
+        return self._info
 
     @property
     def last_info(self) -> ServerInfo | None:
