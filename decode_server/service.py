@@ -28,9 +28,9 @@ from kv_transfer.reads.transfer import TransferResult
 from telemetry.server_spans import DecodeSpans
 from telemetry.start_up import StartUp
 from wire.errors import DeadlineError, InvalidRequestError, TwinfangError, UnavailableError
+from wire.gathered import messages_in
 from wire.messages.generation import (
     Cancel,
-    DrainNews,
     RequestOutput,
     ServerStats,
     SetDraining,
@@ -38,7 +38,7 @@ from wire.messages.generation import (
     Submit,
 )
 from wire.messages.handoff import AnyTicket, Ticket
-from wire.rpc import DECODE_SERVICE, decode_stream_request, stream_handler, submitted_id, tell_of_unreadable
+from wire.rpc import DECODE_SERVICE, decode_stream_request, requested_id, stream_handler, tell_of_unreadable
 from wire.server import DRAIN_POLL_S, DRAIN_S, GrpcServer
 
 if TYPE_CHECKING:
@@ -122,9 +122,6 @@ class DecodeService(EngineServer, ExchangeListener):
         if message.is_draining and message.lets_go:
             await self._let_go()
 
-    def _drain_news(self) -> DrainNews:
-        return DrainNews(self._is_draining, self._incarnation)
-
     async def _let_go(self) -> bool:
         """Ends all requests as ``moved``. Returns whether any request moves.
 
@@ -165,21 +162,30 @@ class DecodeService(EngineServer, ExchangeListener):
         try:
             async for data in requests:
                 try:
-                    message = decode_stream_request(data)
+                    messages = messages_in(data)
                 except TwinfangError as error:
                     tell_of_unreadable("Stream", context, error)
-                    if (request_id := submitted_id(data)) is not None:  # or its sender would wait in vain
-                        stream.deliver([refusal(request_id, error)])
                     continue
-                if isinstance(message, Submit):
-                    self._accept(message, stream)
-                elif isinstance(message, Cancel):
-                    self._cancel(message.request_id)
-                elif self._exchange is not None:
-                    for address in message.addresses:
-                        self._exchange.peers.connect_soon(address)
+                for one in messages:
+                    self._take(one, stream, context)
         finally:
             stream.close()
+
+    def _take(self, data: bytes, stream: RouterStream, context: Any) -> None:
+        try:
+            message = decode_stream_request(data)
+        except TwinfangError as error:
+            tell_of_unreadable("Stream", context, error)
+            if (request_id := requested_id(data, Submit)) is not None:  # or its sender would wait in vain
+                stream.deliver([refusal(request_id, error)])
+            return
+        if isinstance(message, Submit):
+            self._accept(message, stream)
+        elif isinstance(message, Cancel):
+            self._cancel(message.request_id)
+        elif self._exchange is not None:
+            for address in message.addresses:
+                self._exchange.peers.connect_soon(address)
 
     def _accept(self, message: Submit, stream: RouterStream) -> None:
         choices = (message, *message.forked())

@@ -24,8 +24,11 @@ from itertools import islice
 from typing import Any
 
 from decode_server.stream import RouterStream
+from prefill_server.stream import RouterStreams
+from wire.gathered import messages_in
 from wire.messages.generation import (
     Cancel,
+    DrainNews,
     Empty,
     PrefillReply,
     PrefillRequest,
@@ -41,10 +44,9 @@ from wire.messages.prefixes import PrefixNews
 from wire.rpc import (
     ABANDON,
     DECODE_SERVICE,
-    PREFILL,
     PREFILL_SERVICE,
+    StreamRequest,
     decode_stream_request,
-    replies_handler,
     stream_handler,
     unary_handler,
 )
@@ -70,7 +72,7 @@ class GrpcWorker:
     async def serve(self) -> None:
         server = GrpcServer("127.0.0.1", self._port)
         prefill = {
-            PREFILL.name: replies_handler(PREFILL, self._prefill),
+            "Stream": stream_handler(RouterStreams(self._prefill, self._drain_news).handle),
             ABANDON.name: unary_handler(ABANDON, _abandon),
         }
         server.add_service(PREFILL_SERVICE, prefill)
@@ -91,6 +93,9 @@ class GrpcWorker:
             max_num_seqs=self._num_rows,
             eos_token_ids=(2,),
         )
+
+    def _drain_news(self) -> DrainNews:
+        return DrainNews(False, f"{self._role}-1")
 
     async def _prefill(self, request: PrefillRequest) -> AsyncIterator[PrefillReply]:
         ticket = Ticket(
@@ -131,13 +136,16 @@ class Steps:
 
     async def read(self, requests: AsyncIterator[bytes]) -> None:
         async for data in requests:
-            message = decode_stream_request(data)
-            if isinstance(message, Submit):
-                self._running[message.request_id] = (0, message.params.max_tokens, sum(message.token_ids))
-                self._interval_s = (message.params.seed or 0) / 1e6
-                self._has_work.set()
-            elif isinstance(message, Cancel):
-                self._running.pop(message.request_id, None)
+            for one in messages_in(data):
+                self._take(decode_stream_request(one))
+
+    def _take(self, message: StreamRequest) -> None:
+        if isinstance(message, Submit):
+            self._running[message.request_id] = (0, message.params.max_tokens, sum(message.token_ids))
+            self._interval_s = (message.params.seed or 0) / 1e6
+            self._has_work.set()
+        elif isinstance(message, Cancel):
+            self._running.pop(message.request_id, None)
 
     async def run(self, stream: RouterStream) -> None:
         """Takes a step whenever one is due and there are requests; as fast as possible if the step time is 0.

@@ -22,7 +22,6 @@ from router.serving.answer import Answer, Delta
 from router.serving.generation import Generation
 from router.serving.services import Services, services_of
 from router.serving.slice_lane import SliceLane
-from router.serving.text_lane import next_lane
 from router.serving.text_request import TextRequest
 from router.serving.usage import Usage
 from wire.errors import TwinfangError
@@ -148,9 +147,7 @@ async def _events(
                 yield data
             # A lane calls the writer once, with a sample text, and later puts other texts in its place.
             if request.tells_just_text and not generation.has_ended:
-                generation.lane = next_lane(
-                    generation.lane, writer.watched(0), write_now, lambda text: written(0, Delta(text))
-                )
+                generation.take_lane(writer.watched(0), write_now, lambda text: written(0, Delta(text)))
 
 
 def _final_usage(request: TextRequest, generation: Generation, services: Services) -> Usage:

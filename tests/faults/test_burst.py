@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from testing.faults.fleet import ANSWER_DEADLINE_S, LEASE_TTL_S, Fleet
+from testing.router.prefill_calls import prefill
 from wire.codec import encode
 from wire.errors import LeaseError, TransferError
 from wire.messages.generation import PrefillReply, PrefillRequest, StepOutputs, Submit
 from wire.messages.sampling_params import SamplingParams
-from wire.rpc import PREFILL, STREAM_PATH, call_for_replies, decode_stream_reply, open_channel
+from wire.rpc import STREAM_PATH, decode_stream_reply, open_channel
 
 NUM_REQUESTS = 64
 MAX_TOKENS = 10
@@ -91,7 +92,7 @@ async def _prefilled(channel, name: str, body: dict[str, Any]) -> Submit:
     prompt = tuple(body["prompt"])
     request = PrefillRequest(name, prompt, cache_salt=body["cache_salt"])
     params = SamplingParams(max_tokens=body["max_tokens"], temperature=0.0, ignore_eos=True)
-    async for reply in call_for_replies(channel, PREFILL, request, timeout_s=ANSWER_DEADLINE_S):
+    async for reply in prefill(channel, request):
         if isinstance(reply, PrefillReply):
             return Submit(name, prompt, params, reply.ticket, cache_salt=body["cache_salt"])
     raise AssertionError(f"{name}: no reply")

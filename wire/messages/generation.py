@@ -1,4 +1,4 @@
-"""Messages of a request's life: the prefill call, the decode stream, and servers' descriptions and stats."""
+"""Messages of a request's life: the prefill stream, the decode stream, servers' descriptions and stats."""
 
 from __future__ import annotations
 
@@ -36,6 +36,14 @@ class TokenLogprobs:
 
 
 @message
+class ErrorReply:
+    """An error as it is sent; see :func:`wire.errors.error_from_code`."""
+
+    code: str
+    message: str
+
+
+@message
 class PrefillRequest:
     """Asks to run all of ``token_ids`` except the last, and to keep the state for a decode server."""
 
@@ -51,6 +59,8 @@ class PrefillRequest:
     earlier answer."""
     traceparent: str = ""
     """The request's trace and parent span (:mod:`wire.messages.traceparent`); empty: none."""
+    timeout_s: float | None = None
+    """How long the client waits for the prompt; then the server gives it up. None: no limit."""
 
     def __post_init__(self) -> None:
         check_traceparent(self.traceparent)
@@ -71,6 +81,14 @@ class PrefillReply:
     cached_tokens: int
     queue_s: float
     prefill_s: float
+
+
+@message
+class PrefillNews:
+    """What a prefill server says of one request; nothing follows a reply or an error."""
+
+    request_id: str
+    news: PrefillStarted | PrefillReply | ErrorReply
 
 
 @message
@@ -150,14 +168,6 @@ class ConnectPeers:
 
 
 @message
-class ErrorReply:
-    """An error as it is sent; see :func:`wire.errors.error_from_code`."""
-
-    code: str
-    message: str
-
-
-@message
 class RequestStats:
     """The times and amounts of a finished request on the decode server. Times in seconds."""
 
@@ -234,7 +244,7 @@ class SetDraining:
 
 @message
 class DrainNews:
-    """Tells each router whether a decode server drains: at the start of its stream and on every change."""
+    """Tells each router whether a server drains: at the start of its stream and on every change."""
 
     is_draining: bool
     incarnation: str

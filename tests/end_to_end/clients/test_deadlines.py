@@ -8,11 +8,12 @@ import httpx
 import pytest
 
 from testing.fleets.clients import greedy_body
+from testing.router.prefill_calls import prefill
 from wire.codec import encode
 from wire.errors import DeadlineError
 from wire.messages.generation import PrefillRequest, StepOutputs, Submit
 from wire.messages.sampling_params import SamplingParams
-from wire.rpc import PREFILL, STREAM_PATH, call_for_replies, decode_stream_reply, open_channel
+from wire.rpc import STREAM_PATH, decode_stream_reply, open_channel
 
 TOO_LONG = 3000
 """Tokens that take longer than the deadlines here."""
@@ -47,9 +48,9 @@ async def test_a_decode_server_ends_a_late_request_by_itself(stack):
 
 
 async def test_a_prefill_server_ends_a_late_prompt(stack):
-    request = PrefillRequest("late", tuple(5 + i % 900 for i in range(4000)))
+    request = PrefillRequest("late", tuple(5 + i % 900 for i in range(4000)), timeout_s=0.1)
     async with open_channel(stack.processes()["prefill-0"].address) as channel:
         with pytest.raises(DeadlineError):
-            async for _ in call_for_replies(channel, PREFILL, request, timeout_s=0.1):
+            async for _ in prefill(channel, request):
                 pass
     stack.wait_until(stack.is_idle, "all blocks and slots of both servers are free")

@@ -23,7 +23,7 @@ class Received(list):
     def take(self, output) -> None:
         self.append(output)
 
-    def take_tokens(self, token_ids: tuple[int, ...]) -> None:
+    def take_tokens(self, token_ids: tuple[int, ...], now_s: float) -> None:
         self.append(RequestOutput(self._request_id, token_ids))
 
 
