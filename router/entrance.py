@@ -22,6 +22,7 @@ from router.access.cross_site import HostCheck, OriginCheck
 from router.http.bodies.body_limit import BoundedBody
 from router.http.bodies.body_room import BodyRoom, BodyShare
 from router.http.bodies.turn_lane import TurnLane
+from router.http.client_end import client_end_of
 from router.http.drain import Drain
 from router.http.head import answer_head
 from router.http.openai_errors import answer_error, answer_unexpected, error_response
@@ -147,21 +148,14 @@ class Entrance:
         if endpoint is None:
             await self._app(scope, receive, send)
             return
-        has_begun = False
-
-        async def send_noting(message: Message) -> None:
-            nonlocal has_begun
-            has_begun = True
-            await send(message)
-
         request = Request(scope, receive, send)
         try:
             response = await endpoint(request)
-            await response(scope, receive, send_noting)
+            await response(scope, receive, send)
         except TwinfangError as error:  # streams raise too, but only before they have begun
             await answer_error(request, error)(scope, receive, send)
         except Exception as error:
-            if not has_begun:
+            if not client_end_of(scope).has_begun:
                 await answer_unexpected(request, error)(scope, receive, send)
             raise  # the server logs the traceback
 

@@ -50,16 +50,22 @@ class Outgoing:
         self._is_closed = True
         self._wake()
 
-    async def next(self) -> bytes | None:
-        """Waits for a message. Returns it, together with others that wait; None after the last one."""
+    async def next(self, *, not_before_s: float = 0.0) -> bytes | None:
+        """Waits for a message. Returns it, together with others that wait; None after the last one.
+
+        Until ``not_before_s``, on the event loop's clock, further messages may still join.
+        """
+        loop = asyncio.get_running_loop()
         while not self._waiting:
             if self._is_closed:
                 return None
-            self._reader = asyncio.get_running_loop().create_future()
+            self._reader = loop.create_future()
             try:
                 await self._reader
             finally:
                 self._reader = None
+        if (pause_s := not_before_s - loop.time()) > 0:
+            await asyncio.sleep(pause_s)
         first = self._waiting.popleft()
         if not self._waiting or len(first) >= MAX_BYTES:
             return first

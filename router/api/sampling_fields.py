@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import secrets
+import random
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -122,7 +122,7 @@ class SamplingFields(StructuredFields, TextBody):
             numbers["top_k"] = 0
         seed = numbers.get("seed")
         # A random seed makes every server that continues an answer draw the same tokens.
-        numbers["seed"] = secrets.randbits(63) if seed is None else seed
+        numbers["seed"] = random.getrandbits(63) if seed is None else seed
         params = SamplingParams(
             max_tokens=max_tokens,
             **numbers,
@@ -137,7 +137,7 @@ class SamplingFields(StructuredFields, TextBody):
         params.check_vocabulary(vocab_size)
         if (n := self.num_choices) == 1:
             return (params,)
-        seeds = [secrets.randbits(63) if seed is None else _wrap(int(seed) + j) for j in range(n)]
+        seeds = [random.getrandbits(63) if seed is None else _wrap(int(seed) + j) for j in range(n)]
         return tuple(dataclasses.replace(params, seed=seed) for seed in seeds)
 
     def text_request(

@@ -20,6 +20,8 @@ from wire.messages.generation import ServerInfo
 
 Server = TypeVar("Server", PrefillClient, DecodeStream)
 
+UNREAD = Load()
+"""Stands for the load of a server if the policy does not read it."""
 ANY = Demand()
 """The demand of a request about which nothing is known."""
 
@@ -264,7 +266,7 @@ def _chosen(policy: Policy, candidates: Sequence[Server], avoid: Sequence[str], 
         [
             Candidate(
                 address,
-                server.assignments.load() if policy.reads_load else Load(),
+                server.assignments.load() if policy.reads_load else UNREAD,
                 server.assignments.prefixes.cached_tokens(demand) if policy.reads_prefixes else 0,
                 server.location.distance(demand.near),
             )

@@ -37,6 +37,16 @@ class ClientEnd:
         """Whether the connection was lost before the answer was complete."""
 
     @property
+    def has_begun(self) -> bool:
+        """Whether the answer's start was sent."""
+        return self._cycle is None or self._cycle.response_started
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether the next part has to wait until the client has read more."""
+        return self._flow.write_paused
+
+    @property
     def has_whole_body(self) -> bool:
         """Whether the request's body has arrived to its end."""
         return self._cycle is not None and not self._cycle.more_body

@@ -18,8 +18,9 @@ class WhileConnected:
     takes longer than ``WRITE_TIMEOUT_S``, the context cancels its task and raises
     :class:`CancelledRequestError`.
 
-    A stream makes thousands of writes, and nearly all end at once. So a write only notes when it began, and a
-    single timer checks whether the same write is still in progress.
+    A stream makes thousands of writes, and nearly all end at once, because the client is not slow. So only
+    writes to a slow client are timed. They note when they began, and a single timer checks whether the same
+    write is still in progress.
     """
 
     def __init__(self, scope: Scope) -> None:
@@ -30,6 +31,9 @@ class WhileConnected:
         self._reason = ""
 
     def write_began(self) -> None:
+        """Note that a part is about to be passed to the connection, which may wait for the client."""
+        if not self._client_end.is_slow:
+            return
         self._write_began = now = self._loop.time()
         if self._timer is None:
             self._timer = self._loop.call_at(now + WRITE_TIMEOUT_S, self._look)

@@ -79,6 +79,7 @@ class EventStream(Response):
                         await send(
                             {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
                         )
+                        connected.write_began()
                     await send(_body(data))
                     connected.write_ended()
                 return

@@ -211,4 +211,4 @@ def _with_head(headers: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def request_id_of(request: Request) -> str:
-    return str(getattr(request.state, "request_id", "-"))
+    return str(request.scope["state"].get("request_id", "-"))

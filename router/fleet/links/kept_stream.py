@@ -21,6 +21,10 @@ from wire.messages.generation import ServerInfo
 log = logging.getLogger(__name__)
 
 FIRST_BACKOFF_S = 0.05
+WRITE_INTERVAL_S = 0.002
+"""A stream is written to at most once in this time. A request that comes after a quiet time leaves at once;
+in a burst, requests leave together, because a write costs as much as everything else that a request needs
+here."""
 
 
 class StreamUser(Protocol):
@@ -130,9 +134,11 @@ class KeptStream:
                 await asyncio.sleep(self._look_interval_s)
 
     async def _write(self, stream: Any) -> None:
+        loop, not_before_s = asyncio.get_running_loop(), 0.0
         try:
-            while (data := await self._outgoing.next()) is not None:
+            while (data := await self._outgoing.next(not_before_s=not_before_s)) is not None:
                 await stream.write(data)
+                not_before_s = loop.time() + WRITE_INTERVAL_S
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
             address = self._connection.address
             log.debug("stream to %s: no more writing: %s", address, error)  # the reader sees it too

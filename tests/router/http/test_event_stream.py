@@ -24,8 +24,9 @@ async def stays():
 class Cycle:
     """What uvicorn keeps of a request: the state of its answer, and where it is written."""
 
-    def __init__(self) -> None:
-        self.flow = SimpleNamespace(write_paused=False)
+    def __init__(self, *, is_slow: bool = False) -> None:
+        self.flow = SimpleNamespace(write_paused=is_slow)
+        self.response_started = False
         self.transport = SimpleNamespace(write=lambda data: self.sent.append(unchunked(data)))
         self.chunked_encoding = None
         self.sent: list[bytes] = []
@@ -73,7 +74,7 @@ async def test_a_client_that_takes_nothing_ends_its_stream(monkeypatch):
     monkeypatch.setattr(disconnect, "WRITE_TIMEOUT_S", 0.02)
 
     async def stuck():
-        with WhileConnected(scope_of(Cycle())) as connected:
+        with WhileConnected(scope_of(Cycle(is_slow=True))) as connected:
             connected.write_began()
             await stays()
 
@@ -83,7 +84,7 @@ async def test_a_client_that_takes_nothing_ends_its_stream(monkeypatch):
 
 async def test_no_time_counts_between_two_writes(monkeypatch):
     monkeypatch.setattr(disconnect, "WRITE_TIMEOUT_S", 0.01)
-    with WhileConnected(scope_of(Cycle())) as connected:
+    with WhileConnected(scope_of(Cycle(is_slow=True))) as connected:
         connected.write_began()
         connected.write_ended()
         await asyncio.sleep(0.05)  # longer than the limit, however slow the machine is
