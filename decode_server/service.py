@@ -155,7 +155,7 @@ class DecodeService(EngineServer, ExchangeListener):
         finally:
             reader.cancel()
             self._open_streams.discard(stream)
-            for request_id in list(stream.request_ids):
+            for request_id in stream.request_ids:
                 self._cancel(request_id)
 
     async def _read(self, requests: AsyncIterator[bytes], stream: RouterStream, context: Any) -> None:
@@ -196,7 +196,7 @@ class DecodeService(EngineServer, ExchangeListener):
                 return
         for choice in choices:
             self._streams[choice.request_id] = stream
-            stream.request_ids.add(choice.request_id)
+            stream.begin(choice.request_id, choice.handle)
             self._spans.received(choice)
         try:
             if self._is_stopping:
@@ -277,7 +277,9 @@ class DecodeService(EngineServer, ExchangeListener):
 
     def _cancel(self, request_id: str) -> None:
         """Cancels a request whose client or router is gone. No further output is sent for this request."""
-        if request_id in self._streams:
+        stream = self._streams.get(request_id)
+        if stream is not None:
+            stream.drop(request_id)
             self._forget(request_id)
             self._spans.cancelled(request_id)
             self._end(request_id)
@@ -290,7 +292,7 @@ class DecodeService(EngineServer, ExchangeListener):
         self._end(request_id)
 
     def _forget(self, request_id: str) -> None:
-        self._streams.pop(request_id).request_ids.discard(request_id)
+        del self._streams[request_id]
         deadline = self._deadlines.pop(request_id, None)
         if deadline is not None:
             deadline.cancel()

@@ -35,7 +35,7 @@ from wire.messages.generation import (
     ServerInfo,
     ServerStats,
     SetDraining,
-    StepOutputs,
+    StepNews,
     Submit,
 )
 from wire.messages.handoff import (
@@ -138,7 +138,7 @@ _reader = ThreadPoolExecutor(1, thread_name_prefix="long-messages")
 """Only one thread, since each further thread would take interpreter time from the event loop's thread."""
 
 STREAM_PATH = f"/{DECODE_SERVICE}/Stream"
-"""Bidirectional: clients send ``Submit``, ``Cancel`` and ``ConnectPeers``, servers ``StepOutputs`` and
+"""Bidirectional: clients send ``Submit``, ``Cancel`` and ``ConnectPeers``, servers ``StepNews`` and
 ``DrainNews``. Clients may send messages together (:mod:`wire.gathered`)."""
 PREFILL_PATH = f"/{PREFILL_SERVICE}/Stream"
 """Bidirectional: clients send ``PrefillRequest`` and ``Cancel``, servers ``PrefillNews`` and ``DrainNews``.
@@ -182,8 +182,8 @@ async def read_long(read: Callable[[bytes], T], data: bytes) -> T:
     return await asyncio.get_running_loop().run_in_executor(_reader, read, data)
 
 
-def decode_stream_reply(data: bytes) -> StepOutputs | DrainNews:
-    return cast(StepOutputs | DrainNews, decode(data, StepOutputs, DrainNews))
+def decode_stream_reply(data: bytes) -> StepNews | DrainNews:
+    return cast(StepNews | DrainNews, decode(data, StepNews, DrainNews))
 
 
 def unary_handler(

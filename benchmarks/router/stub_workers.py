@@ -113,7 +113,7 @@ class GrpcWorker:
 
     async def _stream(self, requests: AsyncIterator[bytes], _context: Any) -> AsyncIterator[bytes]:
         steps, stream = Steps(self._num_rows), RouterStream()
-        tasks = [asyncio.create_task(one) for one in (steps.read(requests), steps.run(stream))]
+        tasks = [asyncio.create_task(one) for one in (steps.read(requests, stream), steps.run(stream))]
         try:
             async for data in stream.messages():
                 yield data
@@ -134,18 +134,20 @@ class Steps:
         self._interval_s = 0.0
         self._due = 0.0
 
-    async def read(self, requests: AsyncIterator[bytes]) -> None:
+    async def read(self, requests: AsyncIterator[bytes], stream: RouterStream) -> None:
         async for data in requests:
             for one in messages_in(data):
-                self._take(decode_stream_request(one))
+                self._take(decode_stream_request(one), stream)
 
-    def _take(self, message: StreamRequest) -> None:
+    def _take(self, message: StreamRequest, stream: RouterStream) -> None:
         if isinstance(message, Submit):
+            stream.begin(message.request_id, message.handle)
             self._running[message.request_id] = (0, message.params.max_tokens, sum(message.token_ids))
             self._interval_s = (message.params.seed or 0) / 1e6
             self._has_work.set()
         elif isinstance(message, Cancel):
             self._running.pop(message.request_id, None)
+            stream.drop(message.request_id)
 
     async def run(self, stream: RouterStream) -> None:
         """Takes a step whenever one is due and there are requests; as fast as possible if the step time is 0.

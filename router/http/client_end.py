@@ -26,12 +26,13 @@ class ClientEnd:
     stay until the next garbage collection.
     """
 
-    __slots__ = ("_cycle", "_flow", "_on_gone", "_write", "is_gone")
+    __slots__ = ("_cycle", "_flow", "_is_chunked", "_on_gone", "_write", "is_gone")
 
     def __init__(self, cycle: RequestResponseCycle) -> None:
         self._cycle: RequestResponseCycle | None = cycle
         self._flow = cycle.flow
         self._write: Callable[[bytes], None] = cycle.transport.write
+        self._is_chunked = False
         self._on_gone: Callable[[], Any] | None = None
         self.is_gone = False
         """Whether the connection was lost before the answer was complete."""
@@ -54,13 +55,14 @@ class ClientEnd:
     def write_part(self, data: bytes) -> bool:
         """Write a part of an answer without waiting, once the answer's start is sent. Return False, and write
         nothing, if the client reads too slowly or the answer is not sent in chunks."""
-        cycle = self._cycle
-        if cycle is None:
-            return self.is_gone
-        if self._flow.write_paused or not cycle.chunked_encoding:
+        if self._flow.write_paused or not (self._is_chunked or self._may_chunk()):
             return False
         self._write(b"%x\r\n%b\r\n" % (len(data), data))
         return True
+
+    def _may_chunk(self) -> bool:
+        self._is_chunked = self.is_gone or (self._cycle is not None and bool(self._cycle.chunked_encoding))
+        return self._is_chunked
 
     def when_gone(self, call: Callable[[], Any] | None) -> None:
         """Call ``call`` once if the connection is lost before the answer is complete. None: call nothing any
@@ -85,6 +87,7 @@ class ClientEnd:
 
     def _release(self) -> None:
         self._cycle = self._on_gone = None
+        self._is_chunked = False
         self._write = _nowhere
 
 

@@ -433,6 +433,7 @@ class Dispatch:
             timeout_s=self._time_left_s,
             client=choice.client,
             forks=tuple(fork._forked(decode) for fork in self._forks),
+            handle=decode.new_handle(),
         )
         decode.submit(submit, self, {fork._request_id: fork for fork in self._forks})
         for one in (self, *self._forks):
@@ -443,7 +444,7 @@ class Dispatch:
         assert self._choice.params.seed is not None
         self._servers.use_decode(decode, self._demand)
         traceparent = self._timeline.call("decode", decode.worker_id)
-        return ForkedChoice(self._request_id, self._choice.params.seed, traceparent)
+        return ForkedChoice(self._request_id, self._choice.params.seed, traceparent, decode.new_handle())
 
     def _submitted(self, decode: DecodeStream, fingerprint: str, *, reads: bool) -> None:
         self._stream, self._fingerprint, self._has_begun = decode, fingerprint, True

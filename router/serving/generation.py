@@ -200,6 +200,7 @@ class Generation:
         elif self._lane is None or watched or self._lane.watched:
             self._lane = TextLane(
                 self.answers[0],
+                self._model.tokenizer.own_json,
                 answer_ids=dispatch.answer_ids,
                 last_token_s=self._last_token_s,
                 inbox=self._inbox,

@@ -36,10 +36,12 @@ class TextLane:
     __slots__ = (
         "_answer",
         "_answer_ids",
+        "_detokenizer",
         "_inbox",
         "_last_token_s",
         "_long_way",
         "_metrics",
+        "_own_json",
         "_pieces",
         "_write_now",
         "watched",
@@ -48,6 +50,7 @@ class TextLane:
     def __init__(
         self,
         answer: Answer,
+        own_json: Callable[[int], bytes | None],
         *,
         answer_ids: list[int],
         last_token_s: list[float],
@@ -58,10 +61,13 @@ class TextLane:
         event: Callable[[str], bytes],
         watched: str,
     ) -> None:
-        """``answer_ids`` and ``last_token_s`` are the lists in which the request keeps the choice's tokens
-        and the time of its last token. Tokens take the lane only while ``inbox`` is awaited and empty, so
-        that they can't overtake others. ``event`` returns the event for a text."""
+        """``own_json`` returns the JSON of a token's own text (:attr:`Tokenizer.own_json`), ``event`` the
+        event for a text. ``answer_ids`` and ``last_token_s`` are the lists in which the request keeps the
+        choice's tokens and the time of its last token. Tokens take the lane only while ``inbox`` is awaited
+        and empty, so that they can't overtake others."""
         self._answer = answer
+        self._detokenizer = answer.detokenizer
+        self._own_json = own_json
         self._answer_ids = answer_ids
         self._last_token_s = last_token_s
         self._inbox = inbox
@@ -80,6 +86,13 @@ class TextLane:
         last = self._last_token_s
         self._metrics.later(len(token_ids), now_s, last[0])
         last[0] = now_s
+        if len(token_ids) == 1 and self._detokenizer.is_clean and not self.watched:
+            token_id = token_ids[0]
+            data = self._own_json(token_id)
+            if data is not None and self._write_now(data.join(self._pieces)):
+                self._detokenizer.pass_over(token_id)
+                self._answer.num_tokens += 1
+                return
         try:
             text = self._answer.push_text(token_ids)
             if not (self.watched and self.watched in text) and self._write_now(

@@ -243,9 +243,10 @@ class ScriptedDecode(Scripted):
     async def stream(self, requests: AsyncIterator[bytes], _context: Any) -> AsyncIterator[bytes]:
         outgoing: asyncio.Queue[bytes] = asyncio.Queue()
         tasks: list[asyncio.Task[None]] = []
+        handles: dict[str, int] = {}
 
         def send(*outputs: RequestOutput) -> None:
-            outgoing.put_nowait(encode(Outbox(outputs).take()))
+            outgoing.put_nowait(encode(Outbox(outputs).take().news(handles)))
 
         self.send = send
         outgoing.put_nowait(encode(drain_news(self.info)))
@@ -253,6 +254,7 @@ class ScriptedDecode(Scripted):
         def take(message: StreamRequest) -> None:
             if isinstance(message, Submit):
                 for choice in (message, *message.forked()):
+                    handles[choice.request_id] = choice.handle
                     self.submitted.append(choice)
                     tasks.append(asyncio.create_task(self.script(choice, send)))
             elif isinstance(message, Cancel):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from itertools import count
 from typing import Protocol
 
 from router.fleet.links.kept_stream import KeptStream
@@ -19,13 +20,16 @@ from wire.messages.generation import (
     DrainNews,
     RequestOutput,
     ServerInfo,
-    StepOutputs,
+    StepNews,
     Submit,
 )
 from wire.rpc import STREAM_PATH, decode_stream_reply, read_long
 
 TakeTokens = Callable[[tuple[int, ...], float], None]
 """Like :meth:`Receiver.take_tokens`."""
+
+
+NO_FORKS: Mapping[str, Receiver] = {}
 
 
 class Receiver(Protocol):
@@ -71,37 +75,42 @@ class DecodeStream(ServerLink):
             self._connection, self.drain, self, path=STREAM_PATH, probe_interval_s=probe_interval_s
         )
         self._prefill_addresses = prefill_addresses
-        self._receivers: dict[str, Receiver] = {}
-        self._tokens_to: dict[str, TakeTokens] = {}
-        """Where outputs go that are only tokens: to the receiver, unless it has diverted them."""
+        self._receivers: dict[str, tuple[Receiver, int]] = {}
+        """Each request's receiver and handle."""
+        self._tokens_to: dict[int, TakeTokens] = {}
+        """Where outputs go that are only tokens, by handle: to the receiver, unless it has diverted them."""
+        self._handles = count(1)
 
     @property
     def num_requests(self) -> int:
         return len(self._receivers)
 
-    def submit(
-        self, request: Submit, receiver: Receiver, forks: Mapping[str, Receiver] | None = None
-    ) -> None:
+    def new_handle(self) -> int:
+        """Return a number for a further request."""
+        return next(self._handles)
+
+    def submit(self, request: Submit, receiver: Receiver, forks: Mapping[str, Receiver] = NO_FORKS) -> None:
         """Send a request; its outputs go to ``receiver``, and those of its forks to ``forks``, by request id.
+        The request and its forks have handles from :meth:`new_handle`.
 
         Raises :class:`UnavailableError` if there is no stream.
         """
         if self.info is None:
             raise UnavailableError(f"the decode server at {self.address} is not connected: {self.problem}")
-        for request_id, one in {request.request_id: receiver, **(forks or {})}.items():
-            self._receivers[request_id] = one
-            self._tokens_to[request_id] = one.take_tokens
+        self._take(request.request_id, request.handle, receiver)
+        for fork in request.forks:
+            self._take(fork.request_id, fork.handle, forks[fork.request_id])
         self._stream.send(encode(request))
 
     def divert(self, request_id: str, take_tokens: TakeTokens) -> None:
         """Give this request's outputs that are only tokens to ``take_tokens`` from now on."""
-        if request_id in self._receivers:
-            self._tokens_to[request_id] = take_tokens
+        if (found := self._receivers.get(request_id)) is not None:
+            self._tokens_to[found[1]] = take_tokens
 
     def cancel(self, request_id: str) -> None:
         """Deliver nothing more for this request, and tell the server to forget it."""
-        if self._receivers.pop(request_id, None) is not None:
-            del self._tokens_to[request_id]
+        if (found := self._receivers.pop(request_id, None)) is not None:
+            del self._tokens_to[found[1]]
             self._stream.send(encode(Cancel(request_id)))
 
     def give_up(self) -> None:
@@ -138,23 +147,27 @@ class DecodeStream(ServerLink):
             f"the connection was lost while it answered: {self.problem}",
         )
 
-    def _deliver(self, news: StepOutputs) -> None:
+    def _take(self, request_id: str, handle: int, receiver: Receiver) -> None:
+        self._receivers[request_id] = (receiver, handle)
+        self._tokens_to[handle] = receiver.take_tokens
+
+    def _deliver(self, news: StepNews) -> None:
         """Give outputs to their receivers. A request without a receiver was cancelled while its output was on
         the way."""
         now_s, tokens_to = time.monotonic(), self._tokens_to
-        for request_id, token_ids in news.token_ids.items():
-            take = tokens_to.get(request_id)
-            if take is not None:
+        for handle, token_ids in news.plain():
+            if (take := tokens_to.get(handle)) is not None:
                 take(token_ids, now_s)
         for output in news.outputs:
-            if (receiver := self._receivers.get(output.request_id)) is not None:
+            if (found := self._receivers.get(output.request_id)) is not None:
+                receiver, handle = found
                 if output.finish_reason is not None:
-                    del self._receivers[output.request_id], tokens_to[output.request_id]
+                    del self._receivers[output.request_id], tokens_to[handle]
                 receiver.take(output)
 
     def _fail_all(self, told: str, why: str) -> None:
         detail = f"the decode server at {self.address}: {why}"
         receivers, self._receivers = self._receivers, {}
         self._tokens_to.clear()
-        for receiver in receivers.values():
+        for receiver, _ in receivers.values():
             receiver.take(UnavailableError.told(told, detail=detail))

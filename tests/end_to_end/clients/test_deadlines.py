@@ -11,7 +11,7 @@ from testing.fleets.clients import greedy_body
 from testing.router.prefill_calls import prefill
 from wire.codec import encode
 from wire.errors import DeadlineError
-from wire.messages.generation import PrefillRequest, StepOutputs, Submit
+from wire.messages.generation import PrefillRequest, StepNews, Submit
 from wire.messages.sampling_params import SamplingParams
 from wire.rpc import STREAM_PATH, decode_stream_reply, open_channel
 
@@ -41,7 +41,7 @@ async def test_a_decode_server_ends_a_late_request_by_itself(stack):
         outputs = []
         while not outputs or outputs[-1].finish_reason is None:
             news = decode_stream_reply(await asyncio.wait_for(stream.read(), 60))
-            outputs += news if isinstance(news, StepOutputs) else ()
+            outputs += news.outputs if isinstance(news, StepNews) else ()
         assert (outputs[-1].finish_reason, outputs[-1].error.code) == ("error", "deadline_exceeded")
         stack.wait_until(stack.is_idle, "all blocks and slots of both servers are free")  # the call is open
         stream.cancel()

@@ -38,12 +38,13 @@ class Way:
         self.left.append(left)
 
 
-async def lane_of(said, write_now, write=write, watched="", way=None):
+async def lane_of(said, write_now, write=write, watched="", way=None, own_json=BYTE_LEVEL.own_json):
     inbox = Inbox(lambda _: None)
     reading = asyncio.create_task(inbox.wait())
     await asyncio.sleep(0)
     lane = TextLane(
         said,
+        own_json,
         answer_ids=[],
         last_token_s=[1.0],
         inbox=inbox,
@@ -67,7 +68,9 @@ def test_an_event_of_a_template_is_the_one_that_it_was_made_from(text):
     async def work():
         said = answer()
         said.push_text = lambda _: text
-        lane, _, reading = await lane_of(said, lambda data: written.append(data) or True)
+        lane, _, reading = await lane_of(
+            said, lambda data: written.append(data) or True, own_json=lambda _: None
+        )
         lane.take_tokens((1,), 2.0)
         reading.cancel()
 
@@ -82,7 +85,9 @@ async def test_a_text_may_stand_there_several_times_but_must_stand_there():
     written = []
     said = answer()
     said.push_text = lambda _: 'a "b"'
-    lane, _, reading = await lane_of(said, lambda data: written.append(data) or True, write_twice)
+    lane, _, reading = await lane_of(
+        said, lambda data: written.append(data) or True, write_twice, own_json=lambda _: None
+    )
     lane.take_tokens((1,), 2.0)
     reading.cancel()
     assert written == [write_twice('a "b"')]

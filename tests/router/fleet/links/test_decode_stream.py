@@ -28,7 +28,8 @@ class Received(list):
 
 
 def submit(request_id: str) -> Submit:
-    return Submit(request_id, (1,), SamplingParams(max_tokens=4), None)
+    """Returns a request whose id is one character, from which its handle is made."""
+    return Submit(request_id, (1,), SamplingParams(max_tokens=4), None, handle=ord(request_id))
 
 
 async def connected(server: ScriptedDecode, peers: list[str] = []) -> DecodeStream:  # noqa: B006
