@@ -13,7 +13,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from router.fleet.absence import NobodyServesError
 from router.fleet.links.decode_stream import DecodeStream, Receiver, TakeTokens
@@ -21,9 +21,9 @@ from router.fleet.links.prefill_client import PrefillClient
 from router.models.catalog import ServedModel
 from router.observe.choice_timeline import ChoiceTimeline
 from router.policies.policy import Demand
-from router.serving.attempt import HANDOFF_FAULTS, Attempt
+from router.serving.attempt import HANDOFF_FAULTS, Attempt, Prefilling, error_of
 from router.serving.text_request import Choice
-from wire.errors import TwinfangError, UnavailableError, WireError, error_from_code
+from wire.errors import TwinfangError, UnavailableError, WireError
 from wire.messages.generation import (
     ForkedChoice,
     PrefillReply,
@@ -44,18 +44,6 @@ FIRST_PAUSE_S = 0.05
 RETRIED = HANDOFF_FAULTS | {UnavailableError.code, WireError.code}
 """Faults of servers and of the network between them. Another attempt may succeed, on other servers if there
 are any."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Prefilling:
-    """A prompt that a prefill server computes, and the decode server chosen for it."""
-
-    prefill: PrefillClient
-    request_id: str
-    decode: DecodeStream
-    fingerprint: str
-    """That of both servers."""
-    called_s: float
 
 
 class Dispatch:
@@ -109,7 +97,7 @@ class Dispatch:
         """The prefill server that holds the lease, and the lease's request id. Set until the first output."""
         self._forks: list[Dispatch] = []
         """Choices that need this one's prompt; empty from the first token on."""
-        self._prefilling: _Prefilling | None = None
+        self._prefilling: Prefilling | None = None
         """The prefill whose reply has not come yet."""
         self._held_back: list[RequestOutput] = []
         self._pool = model.servers
@@ -279,9 +267,9 @@ class Dispatch:
         except TwinfangError as error:
             self._servers.prefill_failed(error)
             raise
-        self._prefilling = _Prefilling(prefill, request_id, decode, fingerprint, time.monotonic())
+        self._prefilling = Prefilling(prefill, request_id, decode, fingerprint, time.monotonic())
 
-    def _hand_over(self, prefilling: _Prefilling, ticket: AnyTicket) -> None:
+    def _hand_over(self, prefilling: Prefilling, ticket: AnyTicket) -> None:
         """Submit with a prefill server's ticket. Another decode server can read the state if the chosen one
         was lost or has begun to drain."""
         chosen = prefilling.decode
@@ -313,7 +301,7 @@ class Dispatch:
             log.exception("request %s: dispatch failed", self._request_id)
             self._receiver.take(TwinfangError.told("the router failed on this request; its log says why"))
 
-    def _go_on(self, prefilling: _Prefilling, reply: PrefillReply) -> None:
+    def _go_on(self, prefilling: Prefilling, reply: PrefillReply) -> None:
         """Continue on the decode server, after a prefill server has computed the prompt."""
         request_id = prefilling.request_id
         self._servers.prefilled(reply)
@@ -362,7 +350,7 @@ class Dispatch:
         """Pass an output on to the receiver. The ticket in the last output is kept for the conversation's
         next turn."""
         kept, choice = self._pool.conversations, self._choice
-        error = output if isinstance(output, TwinfangError) else _error_of(output)
+        error = output if isinstance(output, TwinfangError) else error_of(output)
         if error is not None:
             self._servers.decode_failed(error)
             if isinstance(error, UnavailableError) and self._stream is not None:
@@ -450,11 +438,3 @@ class Dispatch:
         self._stream, self._fingerprint, self._has_begun = decode, fingerprint, True
         self._submitted_s, self.first_output_s, self._has_progressed = time.monotonic(), 0.0, False
         self._timeline.submitted(decode.worker_id, reads=reads)
-
-
-def _error_of(output: RequestOutput) -> TwinfangError | None:
-    if output.error is not None:
-        return error_from_code(output.error.code, output.error.message)
-    if output.finish_reason == "error":
-        return TwinfangError("the decode server failed on this request and did not say why")
-    return None
