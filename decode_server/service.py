@@ -28,9 +28,9 @@ from kv_transfer.reads.transfer import TransferResult
 from telemetry.server_spans import DecodeSpans
 from telemetry.start_up import StartUp
 from wire.errors import DeadlineError, InvalidRequestError, TwinfangError, UnavailableError
+from wire.gathered import messages_in
 from wire.messages.generation import (
     Cancel,
-    DrainNews,
     RequestOutput,
     ServerStats,
     SetDraining,
@@ -38,7 +38,7 @@ from wire.messages.generation import (
     Submit,
 )
 from wire.messages.handoff import AnyTicket, Ticket
-from wire.rpc import DECODE_SERVICE, decode_stream_request, stream_handler, submitted_id, tell_of_unreadable
+from wire.rpc import DECODE_SERVICE, decode_stream_request, requested_id, stream_handler, tell_of_unreadable
 from wire.server import DRAIN_POLL_S, DRAIN_S, GrpcServer
 
 if TYPE_CHECKING:
@@ -122,9 +122,6 @@ class DecodeService(EngineServer, ExchangeListener):
         if message.is_draining and message.lets_go:
             await self._let_go()
 
-    def _drain_news(self) -> DrainNews:
-        return DrainNews(self._is_draining, self._incarnation)
-
     async def _let_go(self) -> bool:
         """Ends all requests as ``moved``. Returns whether any request moves.
 
@@ -158,28 +155,37 @@ class DecodeService(EngineServer, ExchangeListener):
         finally:
             reader.cancel()
             self._open_streams.discard(stream)
-            for request_id in list(stream.request_ids):
+            for request_id in stream.request_ids:
                 self._cancel(request_id)
 
     async def _read(self, requests: AsyncIterator[bytes], stream: RouterStream, context: Any) -> None:
         try:
             async for data in requests:
                 try:
-                    message = decode_stream_request(data)
+                    messages = messages_in(data)
                 except TwinfangError as error:
                     tell_of_unreadable("Stream", context, error)
-                    if (request_id := submitted_id(data)) is not None:  # or its sender would wait in vain
-                        stream.deliver([refusal(request_id, error)])
                     continue
-                if isinstance(message, Submit):
-                    self._accept(message, stream)
-                elif isinstance(message, Cancel):
-                    self._cancel(message.request_id)
-                elif self._exchange is not None:
-                    for address in message.addresses:
-                        self._exchange.peers.connect_soon(address)
+                for one in messages:
+                    self._take(one, stream, context)
         finally:
             stream.close()
+
+    def _take(self, data: bytes, stream: RouterStream, context: Any) -> None:
+        try:
+            message = decode_stream_request(data)
+        except TwinfangError as error:
+            tell_of_unreadable("Stream", context, error)
+            if (request_id := requested_id(data, Submit)) is not None:  # or its sender would wait in vain
+                stream.deliver([refusal(request_id, error)])
+            return
+        if isinstance(message, Submit):
+            self._accept(message, stream)
+        elif isinstance(message, Cancel):
+            self._cancel(message.request_id)
+        elif self._exchange is not None:
+            for address in message.addresses:
+                self._exchange.peers.connect_soon(address)
 
     def _accept(self, message: Submit, stream: RouterStream) -> None:
         choices = (message, *message.forked())
@@ -190,7 +196,7 @@ class DecodeService(EngineServer, ExchangeListener):
                 return
         for choice in choices:
             self._streams[choice.request_id] = stream
-            stream.request_ids.add(choice.request_id)
+            stream.begin(choice.request_id, choice.handle)
             self._spans.received(choice)
         try:
             if self._is_stopping:
@@ -271,7 +277,9 @@ class DecodeService(EngineServer, ExchangeListener):
 
     def _cancel(self, request_id: str) -> None:
         """Cancels a request whose client or router is gone. No further output is sent for this request."""
-        if request_id in self._streams:
+        stream = self._streams.get(request_id)
+        if stream is not None:
+            stream.drop(request_id)
             self._forget(request_id)
             self._spans.cancelled(request_id)
             self._end(request_id)
@@ -284,7 +292,7 @@ class DecodeService(EngineServer, ExchangeListener):
         self._end(request_id)
 
     def _forget(self, request_id: str) -> None:
-        self._streams.pop(request_id).request_ids.discard(request_id)
+        del self._streams[request_id]
         deadline = self._deadlines.pop(request_id, None)
         if deadline is not None:
             deadline.cancel()

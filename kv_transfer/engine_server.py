@@ -15,7 +15,7 @@ from kv_transfer.ranks.rank_exchange import rank_main
 from telemetry.engine_metrics import Measures
 from telemetry.start_up import StartUp
 from wire.errors import ConfigError
-from wire.messages.generation import ServerInfo, SetDraining
+from wire.messages.generation import DrainNews, ServerInfo, SetDraining
 from wire.messages.prefixes import PrefixNews
 from wire.server import GrpcServer
 
@@ -116,6 +116,9 @@ class EngineServer:
 
     async def prefix_news(self, since: int | None) -> PrefixNews:
         return await self._host.ask(lambda: self._engine.prefix_news(since))
+
+    def _drain_news(self) -> DrainNews:
+        return DrainNews(self._is_draining, self._incarnation)
 
     def _note_draining(self, message: SetDraining) -> None:
         self._is_draining = message.is_draining

@@ -23,6 +23,7 @@ from kv_transfer.exchange import ExchangeListener, StateExchange
 from kv_transfer.leases.source import EndedLease
 from kv_transfer.reads.transfer import TransferResult
 from prefill_server.config import PrefillConfig
+from prefill_server.stream import RouterStreams
 from telemetry.server_spans import PrefillSpans
 from telemetry.start_up import StartUp
 from wire.errors import InvalidRequestError, TransferError, TwinfangError, error_from_code
@@ -37,7 +38,7 @@ from wire.messages.generation import (
 )
 from wire.messages.handoff import Abandon, Ticket
 from wire.repeated_lines import RepeatedLines
-from wire.rpc import ABANDON, PREFILL, PREFILL_SERVICE, replies_handler, unary_handler
+from wire.rpc import ABANDON, PREFILL_SERVICE, stream_handler, unary_handler
 from wire.server import DRAIN_POLL_S, DRAIN_S, GrpcServer
 
 if TYPE_CHECKING:
@@ -68,16 +69,18 @@ class PrefillService(EngineServer, ExchangeListener):
         )
         start_up.ended("transfer")
         self._calls: dict[str, asyncio.Queue[Answer | TwinfangError]] = {}
+        self._streams = RouterStreams(self.prefill, self._drain_news)
         server.add_service(
             PREFILL_SERVICE,
             {
-                PREFILL.name: replies_handler(PREFILL, self.prefill),
+                "Stream": stream_handler(self._streams.handle),
                 ABANDON.name: unary_handler(ABANDON, self.abandon),
             },
         )
         server.add_server_service(self.describe, self.stats, self.prefix_news, self.set_draining)
 
     async def close(self) -> None:
+        self._streams.close()
         await self._exchange.close()
 
     async def drain(self) -> None:
@@ -166,6 +169,7 @@ class PrefillService(EngineServer, ExchangeListener):
     async def set_draining(self, message: SetDraining) -> None:
         """Notes whether the server drains. No request moves: all prompts are still computed and read here."""
         self._note_draining(message)
+        self._streams.tell_of_drain()
 
     # --- events, on the engine's thread ----------------------------------------------------------
 

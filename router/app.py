@@ -1,4 +1,4 @@
-"""Creates the router's application: its endpoints, its middleware and the services that they share."""
+"""Creates the router's application: its endpoints, their entrance and the services that they share."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 from fastapi import FastAPI
-from fastapi.middleware.cors import CORSMiddleware
 
-from router.access.authentication import AuthenticationMiddleware
-from router.access.client import client_name
-from router.access.cross_site import AllowedHostsMiddleware, OriginsMiddleware
+from router.access.authentication import Authentication
+from router.access.cross_site import HostCheck, OriginCheck
 from router.admin.api import add_admin_api
 from router.admin.changes import Changes
 from router.admin.events import EventFeed
@@ -28,18 +26,14 @@ from router.api.openai.schemas import ERRORS
 from router.api.responses import creation, stored
 from router.background import OnFatal, cancel_and_wait, start_background
 from router.config import LiveConfig, RouterConfig
+from router.entrance import Checks, Entrance, RouterApp
 from router.fleet.absence import Absence
 from router.fleet.model_servers import ModelServers
 from router.fleet.pool_membership import Membership
 from router.fleet.server_pool import ServerPool
-from router.http.bodies.body_limit import BodyLimitMiddleware
 from router.http.bodies.body_room import BODIES_AT_ONCE, BodyRoom
-from router.http.bodies.turn_lane import BeginningsMiddleware, TurnLane
-from router.http.direct_routes import DirectRoutes
-from router.http.drain import Drain, DrainMiddleware
-from router.http.head import HeadMiddleware
+from router.http.drain import Drain
 from router.http.openai_errors import install_error_handlers
-from router.http.request_id import RequestIdMiddleware
 from router.models.catalog import ModelCatalog, ServedModel
 from router.models.folder import ModelFolder
 from router.models.grammar_checker import GrammarChecker
@@ -77,7 +71,7 @@ def create_app(config: RouterConfig, *, on_fatal: OnFatal = end_process) -> Fast
     ``on_fatal`` is called if a background task dies of an unexpected error.
     """
     resources = Resources.open(config)
-    app = FastAPI(
+    app = RouterApp(
         title="Twinfang",
         responses=ERRORS,
         docs_url=None,
@@ -92,7 +86,7 @@ def create_app(config: RouterConfig, *, on_fatal: OnFatal = end_process) -> Fast
         app.include_router(pages.router)
     app.state.drain = resources.drain
     app.state.response_store = resources.files.response_store
-    _add_middleware(app, resources)
+    app.entrance = _entrance(app, resources)
     return app
 
 
@@ -187,34 +181,26 @@ def _served(
     )
 
 
-def _add_middleware(app: FastAPI, resources: Resources) -> None:
-    """Add the middleware. The middleware that is added last is the first to handle a request."""
+def _entrance(app: RouterApp, resources: Resources) -> Entrance:
     config = resources.files.config
-    endpoints = {
-        "/v1/completions": completions.create_completion,
-        "/v1/chat/completions": chat.create_chat_completion,
-        "/v1/messages": messages.create_message,
-        "/v1/responses": creation.create_response,
-    }
-    app.add_middleware(DirectRoutes, endpoints=endpoints)
     room = app.state.body_room = BodyRoom(BODIES_AT_ONCE * config.max_body_bytes)
-    app.add_middleware(BodyLimitMiddleware, max_bytes=config.max_body_bytes, room=room, client_of=client_name)
-    app.add_middleware(BeginningsMiddleware, lane=TurnLane(), client_of=client_name)
-    if resources.files.key_file is not None:
-        app.add_middleware(
-            AuthenticationMiddleware, key_file=resources.files.key_file, open_paths=probes.OPEN_PATHS
-        )
-    app.add_middleware(DrainMiddleware, drain=resources.drain, still_answered=(*probes.PROBE_PATHS, "/admin"))
-    if config.cors_origins:
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=config.cors_origins,
-            allow_methods=["GET", "POST", "DELETE"],
-            allow_headers=["*"],
-            expose_headers=["X-Request-Id", "Retry-After"],
-        )
-    app.add_middleware(HeadMiddleware)
-    app.add_middleware(OriginsMiddleware, allowed=config.cors_origins)
-    if (allowed := AllowedHosts.of(config.host, config.allowed_hosts)) is not None:
-        app.add_middleware(AllowedHostsMiddleware, allowed=allowed)
-    app.add_middleware(RequestIdMiddleware)
+    return Entrance(
+        app.route,
+        {
+            "/v1/completions": completions.create_completion,
+            "/v1/chat/completions": chat.create_chat_completion,
+            "/v1/messages": messages.create_message,
+            "/v1/responses": creation.create_response,
+        },
+        Checks(
+            HostCheck(AllowedHosts.of(config.host, config.allowed_hosts)),
+            OriginCheck(config.cors_origins),
+            Authentication(resources.files.key_file, probes.OPEN_PATHS),
+            on_unauthorized=lambda: app.state.services.metrics.unauthorized.inc(),
+        ),
+        drain=resources.drain,
+        still_answered=(*probes.PROBE_PATHS, "/admin"),
+        room=room,
+        max_body_bytes=config.max_body_bytes,
+        cors_origins=config.cors_origins,
+    )

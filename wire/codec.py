@@ -17,14 +17,15 @@ import operator
 import reprlib
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from itertools import chain
 from typing import Any, Literal, TypeVar, dataclass_transform
 
 import msgpack
 
 from wire.errors import ProtocolVersionError, WireError
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 """Increased whenever a message changes in a way that an older peer would misread."""
 
 MAX_MESSAGE_BYTES = 64 << 20
@@ -347,14 +348,21 @@ def _fixed(hints: tuple[Any, ...]) -> _Check:
     return check
 
 
+def _are_lists_of_ints(values: Collection[Any]) -> bool:
+    return set(map(type, values)) <= {list} and set(map(type, chain.from_iterable(values))) <= {int}
+
+
 def _mapping(hints: tuple[Any, Any]) -> _Check:
     if hints[0] is not str:
         raise TypeError("the keys of a message's dict must be strings")
     item_check = _check_for(hints[1])
+    is_of_ids = hints[1] == tuple[int, ...]
 
     def check(value: Any, where: str) -> Any:
-        if type(value) is not dict or any(type(key) is not str for key in value):
+        if type(value) is not dict or not set(map(type, value)) <= {str}:
             raise _wrong(where, "dict with string keys", value)
+        if is_of_ids and _are_lists_of_ints(value.values()):  # a step's tokens, without a call per request
+            return {key: tuple(ids) for key, ids in value.items()}
         try:
             return {key: item_check(item, where) for key, item in value.items()}
         except WireError:  # check again, to name the wrong item

@@ -30,13 +30,12 @@ from wire.messages.generation import (
     Empty,
     ErrorReply,
     GetStats,
-    PrefillReply,
+    PrefillNews,
     PrefillRequest,
-    PrefillStarted,
     ServerInfo,
     ServerStats,
     SetDraining,
-    StepOutputs,
+    StepNews,
     Submit,
 )
 from wire.messages.handoff import (
@@ -121,7 +120,6 @@ TRANSFER_SERVICE = "twinfang.Transfer"
 """Offered by every server whose memory other servers may read."""
 SERVER_SERVICE = "twinfang.Server"
 
-PREFILL = StreamMethod(PREFILL_SERVICE, "Prefill", PrefillRequest, (PrefillStarted, PrefillReply))
 FOLLOW = StreamMethod(TRANSFER_SERVICE, "Follow", Follow, (Progress, Ticket))
 END_LEASE = Method(TRANSFER_SERVICE, "EndLease", EndLease, Empty)
 RENEW_LEASES = Method(TRANSFER_SERVICE, "RenewLeases", RenewLeases, RenewedLeases)
@@ -140,8 +138,11 @@ _reader = ThreadPoolExecutor(1, thread_name_prefix="long-messages")
 """Only one thread, since each further thread would take interpreter time from the event loop's thread."""
 
 STREAM_PATH = f"/{DECODE_SERVICE}/Stream"
-"""Bidirectional: clients send ``Submit``, ``Cancel`` and ``ConnectPeers``, servers ``StepOutputs`` and
-``DrainNews``."""
+"""Bidirectional: clients send ``Submit``, ``Cancel`` and ``ConnectPeers``, servers ``StepNews`` and
+``DrainNews``. Clients may send messages together (:mod:`wire.gathered`)."""
+PREFILL_PATH = f"/{PREFILL_SERVICE}/Stream"
+"""Bidirectional: clients send ``PrefillRequest`` and ``Cancel``, servers ``PrefillNews`` and ``DrainNews``.
+Both sides may send messages together (:mod:`wire.gathered`)."""
 
 StreamRequest = Submit | Cancel | ConnectPeers
 
@@ -150,8 +151,17 @@ def decode_stream_request(data: bytes) -> StreamRequest:
     return cast(StreamRequest, decode(data, Submit, Cancel, ConnectPeers))
 
 
-def submitted_id(data: bytes) -> str | None:
-    """Returns the request id of a ``Submit`` that can't be decoded: its sender waits for a reply to that id.
+def decode_prefill_request(data: bytes) -> PrefillRequest | Cancel:
+    return cast(PrefillRequest | Cancel, decode(data, PrefillRequest, Cancel))
+
+
+def decode_prefill_reply(data: bytes) -> PrefillNews | DrainNews:
+    return cast(PrefillNews | DrainNews, decode(data, PrefillNews, DrainNews))
+
+
+def requested_id(data: bytes, kind: type[Submit | PrefillRequest]) -> str | None:
+    """Returns the request id of a message of ``kind`` that can't be decoded: its sender waits for a reply to
+    that id.
 
     Returns None if the message has no readable id either.
     """
@@ -159,7 +169,7 @@ def submitted_id(data: bytes) -> str | None:
         _, name, (request_id, *_) = msgpack.unpackb(data)
     except (ValueError, TypeError, msgpack.UnpackException, RecursionError):
         return None
-    return request_id if name == Submit.__name__ and isinstance(request_id, str) else None
+    return request_id if name == kind.__name__ and isinstance(request_id, str) else None
 
 
 async def read_long(read: Callable[[bytes], T], data: bytes) -> T:
@@ -172,8 +182,8 @@ async def read_long(read: Callable[[bytes], T], data: bytes) -> T:
     return await asyncio.get_running_loop().run_in_executor(_reader, read, data)
 
 
-def decode_stream_reply(data: bytes) -> StepOutputs | DrainNews:
-    return cast(StepOutputs | DrainNews, decode(data, StepOutputs, DrainNews))
+def decode_stream_reply(data: bytes) -> StepNews | DrainNews:
+    return cast(StepNews | DrainNews, decode(data, StepNews, DrainNews))
 
 
 def unary_handler(
@@ -222,16 +232,22 @@ def _error_reply(
 ) -> ErrorReply:
     if isinstance(error, WireError):
         tell_of_unreadable(method.name, context, error)
+    return error_reply(error, method.path)
+
+
+def error_reply(error: Exception, path: str) -> ErrorReply:
+    """Returns the reply for an error of a method. Logs an error that nobody expected."""
     if isinstance(error, TwinfangError):
         return ErrorReply(error.code, error.message)
-    log.error("%s failed", method.path, exc_info=error)
-    return ErrorReply("internal_error", f"{method.name}: {type(error).__name__}: {error}")
+    log.error("%s failed", path, exc_info=error)
+    return ErrorReply("internal_error", f"{path.rpartition('/')[2]}: {type(error).__name__}: {error}")
 
 
 def stream_handler(
     serve: Callable[[AsyncIterator[bytes], grpc.aio.ServicerContext[Any, Any]], AsyncIterator[bytes]],
 ) -> grpc.RpcMethodHandler[Any, Any]:
-    """Returns a handler of the decode stream. Messages stay bytes, so that ``serve`` can answer a bad one."""
+    """Returns a handler of a bidirectional stream. Messages stay bytes, so that ``serve`` can answer a bad
+    one."""
     return grpc.stream_stream_rpc_method_handler(serve)
 
 

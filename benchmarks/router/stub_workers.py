@@ -24,8 +24,11 @@ from itertools import islice
 from typing import Any
 
 from decode_server.stream import RouterStream
+from prefill_server.stream import RouterStreams
+from wire.gathered import messages_in
 from wire.messages.generation import (
     Cancel,
+    DrainNews,
     Empty,
     PrefillReply,
     PrefillRequest,
@@ -41,10 +44,9 @@ from wire.messages.prefixes import PrefixNews
 from wire.rpc import (
     ABANDON,
     DECODE_SERVICE,
-    PREFILL,
     PREFILL_SERVICE,
+    StreamRequest,
     decode_stream_request,
-    replies_handler,
     stream_handler,
     unary_handler,
 )
@@ -70,7 +72,7 @@ class GrpcWorker:
     async def serve(self) -> None:
         server = GrpcServer("127.0.0.1", self._port)
         prefill = {
-            PREFILL.name: replies_handler(PREFILL, self._prefill),
+            "Stream": stream_handler(RouterStreams(self._prefill, self._drain_news).handle),
             ABANDON.name: unary_handler(ABANDON, _abandon),
         }
         server.add_service(PREFILL_SERVICE, prefill)
@@ -92,6 +94,9 @@ class GrpcWorker:
             eos_token_ids=(2,),
         )
 
+    def _drain_news(self) -> DrainNews:
+        return DrainNews(False, f"{self._role}-1")
+
     async def _prefill(self, request: PrefillRequest) -> AsyncIterator[PrefillReply]:
         ticket = Ticket(
             request_id=request.request_id,
@@ -108,7 +113,7 @@ class GrpcWorker:
 
     async def _stream(self, requests: AsyncIterator[bytes], _context: Any) -> AsyncIterator[bytes]:
         steps, stream = Steps(self._num_rows), RouterStream()
-        tasks = [asyncio.create_task(one) for one in (steps.read(requests), steps.run(stream))]
+        tasks = [asyncio.create_task(one) for one in (steps.read(requests, stream), steps.run(stream))]
         try:
             async for data in stream.messages():
                 yield data
@@ -129,15 +134,20 @@ class Steps:
         self._interval_s = 0.0
         self._due = 0.0
 
-    async def read(self, requests: AsyncIterator[bytes]) -> None:
+    async def read(self, requests: AsyncIterator[bytes], stream: RouterStream) -> None:
         async for data in requests:
-            message = decode_stream_request(data)
-            if isinstance(message, Submit):
-                self._running[message.request_id] = (0, message.params.max_tokens, sum(message.token_ids))
-                self._interval_s = (message.params.seed or 0) / 1e6
-                self._has_work.set()
-            elif isinstance(message, Cancel):
-                self._running.pop(message.request_id, None)
+            for one in messages_in(data):
+                self._take(decode_stream_request(one), stream)
+
+    def _take(self, message: StreamRequest, stream: RouterStream) -> None:
+        if isinstance(message, Submit):
+            stream.begin(message.request_id, message.handle)
+            self._running[message.request_id] = (0, message.params.max_tokens, sum(message.token_ids))
+            self._interval_s = (message.params.seed or 0) / 1e6
+            self._has_work.set()
+        elif isinstance(message, Cancel):
+            self._running.pop(message.request_id, None)
+            stream.drop(message.request_id)
 
     async def run(self, stream: RouterStream) -> None:
         """Takes a step whenever one is due and there are requests; as fast as possible if the step time is 0.

@@ -43,7 +43,7 @@ from testing.marked_section import replace_between
 from testing.repository import DOCS, RESULTS
 from twinfang.bench.machine import machine
 from wire.codec import encode
-from wire.messages.generation import StepOutputs, Submit
+from wire.messages.generation import StepNews, Submit
 from wire.messages.sampling_params import SamplingParams
 from wire.rpc import STREAM_PATH, decode_stream_reply, open_channel
 from wire.server import GrpcServer
@@ -198,7 +198,7 @@ async def ask(port: int, num_rows: int) -> None:
             await stream.write(encode(Submit(f"request-{i:04}-of-the-client", tokens, params, None)))
         while True:
             news = decode_stream_reply(await stream.read())
-            if isinstance(news, StepOutputs) and news.outputs:
+            if isinstance(news, StepNews) and news.outputs:
                 stream.cancel()
                 return
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 
-from router.access.api_keys import ApiKey
+from router.access.api_keys import NOBODY, ApiKey
 from router.access.key_file import KeyFile
-from router.http.openai_errors import error_response
 from wire.errors import AuthenticationError
 
 ADMIN_PREFIX = "/admin/"
@@ -20,38 +19,23 @@ NEEDED = (
 WRONG = "Incorrect API key provided. Ask this server's operator for a key, or whether yours is still valid."
 
 
-class AuthenticationMiddleware:
-    """Pure ASGI: checks a request's key and stores it in ``scope["state"]["api_key"]``.
+class Authentication:
+    """Finds out whose key a request has. It is asked before a byte of the request's body is read.
 
-    It refuses a request before a byte of its body is read. All paths need a key except ``open_paths``, which
-    are for probes and scrapers, and the paths of the admin API. So a path that is added to the router later
-    needs a key, too.
+    All paths need a key except ``open_paths``, which are for probes and scrapers, and the paths of the admin
+    API. So a path that is added to the router later needs a key, too.
     """
 
-    def __init__(self, app: ASGIApp, *, key_file: KeyFile, open_paths: Collection[str]) -> None:
-        self._app = app
+    def __init__(self, key_file: KeyFile | None, open_paths: Collection[str]) -> None:
+        """``key_file``: None if no request needs a key."""
         self._key_file = key_file
         self._open_paths = open_paths
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or self._is_open(scope["path"]):
-            await self._app(scope, receive, send)
-            return
-        try:
-            key = self._key_of(scope)
-        except AuthenticationError as error:
-            scope["app"].state.services.metrics.unauthorized.inc()
-            response = error_response(error, scope)
-            response.headers["WWW-Authenticate"] = "Bearer"
-            await response(scope, receive, send)
-            return
-        scope.setdefault("state", {})["api_key"] = key
-        await self._app(scope, receive, send)
-
-    def _is_open(self, path: str) -> bool:
-        return path in self._open_paths or path.startswith(ADMIN_PREFIX)
-
-    def _key_of(self, scope: Scope) -> ApiKey:
+    def key_of(self, scope: Scope) -> ApiKey:
+        """Return the request's key, or :data:`NOBODY` if it needs none. Raises :class:`AuthenticationError`
+        (401)."""
+        if self._key_file is None or self._is_open(scope["path"]):
+            return NOBODY
         presented = _presented(scope)
         if not presented:
             raise AuthenticationError(NEEDED)
@@ -59,6 +43,9 @@ class AuthenticationMiddleware:
         if key is None:
             raise AuthenticationError(WRONG)
         return key
+
+    def _is_open(self, path: str) -> bool:
+        return path in self._open_paths or path.startswith(ADMIN_PREFIX)
 
 
 def _presented(scope: Scope) -> list[str]:

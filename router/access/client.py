@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from ipaddress import IPv6Address, IPv6Network, ip_address
 
 from starlette.requests import HTTPConnection
+from starlette.types import Scope
 
 from router.access.api_keys import NOBODY, ApiKey
 
@@ -29,19 +31,28 @@ ANYBODY = Client()
 """The client of all requests where clients are not distinguished."""
 
 
-def client_of(request: HTTPConnection) -> Client:
-    """Return a request's client: by API key or, if the router has no keys, by network address."""
-    api_key = getattr(request.state, "api_key", NOBODY)
-    assert isinstance(api_key, ApiKey)
+_IN_STATE = "client"
+
+
+def note_client(scope: Scope, api_key: ApiKey) -> Client:
+    """Return the client of a request with ``api_key``: by the key or, if the router has no keys, by network
+    address. The request's later parts get it from :func:`client_of`."""
     if api_key is not NOBODY:
-        return Client(f"key {api_key.name}", api_key)
-    return Client(f"address {site_of(request.client.host)}" if request.client else "", api_key)
+        client = Client(f"key {api_key.name}", api_key)
+    else:
+        peer = scope["client"]
+        client = Client(f"address {site_of(peer[0])}" if peer else "", api_key)
+    scope["state"][_IN_STATE] = client
+    return client
 
 
-def client_name(request: HTTPConnection) -> str:
-    return client_of(request).name
+def client_of(request: HTTPConnection) -> Client:
+    """Return a request's client."""
+    client: Client = request.scope["state"][_IN_STATE]
+    return client
 
 
+@lru_cache(1024)
 def site_of(host: str) -> str:
     """Return an IPv4 address as it is, or the network of an IPv6 address. All requests for which a proxy
     gives no address count as one client."""

@@ -4,64 +4,60 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import partial
+from functools import lru_cache, partial
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 
-from router.http.openai_errors import error_response, shown
+from router.http.openai_errors import shown
 from wire.errors import HostNotAllowedError, InvalidRequestError, OriginNotAllowedError
 from wire.http.cross_site import AllowedHosts, is_of_another_site
 
+NAMES_KEPT = 256
+"""Clients use few names of a router, so each name is checked once. A client that makes up names replaces some
+of them, and waits for its own checks only."""
 
-class AllowedHostsMiddleware:
-    """Pure ASGI: refuses requests on all paths if their ``Host`` header is not an allowed name. HTTP/1.0
-    requests may omit this header."""
 
-    def __init__(self, app: ASGIApp, *, allowed: AllowedHosts) -> None:
-        self._app = app
-        self._allowed = allowed
+class HostCheck:
+    """Knows by which host names requests may address the router. HTTP/1.0 requests may omit ``Host``."""
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        error = self._error(scope) if scope["type"] in ("http", "websocket") else None
-        await (self._app if error is None else error_response(error, scope))(scope, receive, send)
+    def __init__(self, allowed: AllowedHosts | None) -> None:
+        """``allowed``: None if every name is allowed."""
+        self._takes = None if allowed is None else lru_cache(NAMES_KEPT)(allowed.takes)
 
-    def _error(self, scope: Scope) -> InvalidRequestError | None:
+    def refuse(self, scope: Scope) -> None:
+        """Raise :class:`InvalidRequestError` if the request has another name than those allowed."""
+        if self._takes is None:
+            return
         given = [value for name, value in scope["headers"] if name == b"host"]
         if len(given) != 1:
             if not given and scope.get("http_version") == "1.0":
-                return None  # today's browsers don't use HTTP/1.0
-            return InvalidRequestError(f"a request needs exactly one Host header, this one has {len(given)}")
+                return  # today's browsers don't use HTTP/1.0
+            raise InvalidRequestError(f"a request needs exactly one Host header, this one has {len(given)}")
         host = given[0].decode("latin-1")
-        if self._allowed.takes(host):
-            return None
-        return HostNotAllowedError(
-            f"this router does not accept the host name {shown(host)}: use another name of it, or start it "
-            "with --allowed-host and this name without its port"
-        )
+        if not self._takes(host):
+            raise HostNotAllowedError(
+                f"this router does not accept the host name {shown(host)}: use another name of it, or start "
+                "it with --allowed-host and this name without its port"
+            )
 
 
-class OriginsMiddleware:
-    """Pure ASGI: refuses requests from pages of other sites, on all paths."""
+class OriginCheck:
+    """Knows from pages of which sites requests may come."""
 
-    def __init__(self, app: ASGIApp, *, allowed: Iterable[str]) -> None:
-        self._app = app
+    def __init__(self, allowed: Iterable[str]) -> None:
         self._allowed = frozenset(allowed)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] in ("http", "websocket"):
-            header = partial(_header, scope)
-            if is_of_another_site(scope.get("method", ""), header, self._allowed):
-                await error_response(_error(header("origin")), scope)(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
-
-
-def _error(origin: str | None) -> OriginNotAllowedError:
-    whose = "another site" if origin is None else f"origin {shown(origin)}"
-    return OriginNotAllowedError(
-        f"pages of {whose} may not send requests here: to allow them, start the router with --cors-origin "
-        "and the page's origin, as in https://chat.example.com"
-    )
+    def refuse(self, scope: Scope) -> None:
+        """Raise :class:`OriginNotAllowedError` if the request is from a page of another site."""
+        header = partial(_header, scope)
+        if not is_of_another_site(scope.get("method", ""), header, self._allowed):
+            return
+        origin = header("origin")
+        whose = "another site" if origin is None else f"origin {shown(origin)}"
+        raise OriginNotAllowedError(
+            f"pages of {whose} may not send requests here: to allow them, start the router with "
+            "--cors-origin and the page's origin, as in https://chat.example.com"
+        )
 
 
 def _header(scope: Scope, wanted: str) -> str | None:

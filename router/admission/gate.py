@@ -6,8 +6,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from router.admission.fair_queue import ANSWER_WEIGHT, FairQueue, QueuedRequest
@@ -90,7 +89,7 @@ class Gate:
         self.look()
 
     def refuse_early(self, client: str, priority: int) -> None:
-        """If the queue is full, raise the error that :meth:`enter` would raise at once. To be called before
+        """If the queue is full, raise the error that :meth:`wait` would raise at once. To be called before
         any work is done for the request, because an overloaded router must not waste work."""
         if not self._is_full:
             return
@@ -104,26 +103,23 @@ class Gate:
         if has_to_wait and self._queue.displaced_by(client, priority) is None:
             raise self._overloaded()
 
-    @asynccontextmanager
-    async def enter(self, queued: QueuedRequest, *, deadline: float) -> AsyncIterator[Place]:
-        """Hold a request's places for the length of the context.
+    def admit(self, queued: QueuedRequest) -> Place | None:
+        """Let a request in if it need not wait, and return its places, which it holds until :meth:`leave`.
+        None: it has to :meth:`wait`.
 
-        Raises :class:`OverloadedError` (429) if the queue is full, or if it becomes full and, to be fair,
-        another client's request must get this request's place in the queue; :class:`UnavailableError` (503)
-        without servers; and :class:`DeadlineError` (504) if ``deadline``, on the event loop's clock, passes
-        while the request waits."""
-        place = self._admits(queued) or await self._wait(queued, deadline)
-        try:
-            yield place
-        finally:
-            self._leave(place)
+        Raises :class:`UnavailableError` (503) without servers.
+        """
+        room = self._room_or_hold()
+        if room is None or len(self._queue):
+            return None
+        return self._placed(queued, room)
 
     async def wait_for_servers(self, client: str, priority: int, *, deadline: float) -> None:
         """Wait in the queue until servers are there, without taking a place. For requests that can't be
-        checked before a server has reported its limits. Raises what :meth:`enter` raises."""
+        checked before a server has reported its limits. Raises what :meth:`admit` and :meth:`wait` raise."""
         queued = QueuedRequest(client, priority, num_places=0, num_tokens=0, since_s=time.monotonic())
-        if self._admits(queued) is None:
-            await self._wait(queued, deadline)
+        if self.admit(queued) is None:
+            await self.wait(queued, deadline=deadline)
 
     def choice_ended(self, place: Place) -> None:
         """Pass on the place of a choice that has ended while other choices of its request have not. Another
@@ -145,13 +141,6 @@ class Gate:
         if room is None and not (self.limits.hold_s > 0 and self._may_return()):
             raise self._problem()
         return room
-
-    def _admits(self, queued: QueuedRequest) -> Place | None:
-        """Let a request in if it need not wait, and return its places. None: the request has to wait."""
-        room = self._room_or_hold()
-        if room is None or len(self._queue):
-            return None
-        return self._placed(queued, room)
 
     def _placed(self, queued: QueuedRequest, room: Capacity, just_sent: int = 0) -> Place | None:
         """Let a request in if there is room, and return its places; None: there is no room."""
@@ -201,7 +190,13 @@ class Gate:
         share = min(self.limits.max_in_flight, room.places) // len(clients) if len(clients) > 1 else 0
         return max(0, min(share - self._held[client], self.limits.max_in_flight - self.num_in_flight))
 
-    async def _wait(self, queued: QueuedRequest, deadline: float) -> Place:
+    async def wait(self, queued: QueuedRequest, *, deadline: float) -> Place:
+        """Wait until a request is let in, and return its places, which it holds until :meth:`leave`.
+
+        Raises :class:`OverloadedError` (429) if the queue is full, or if it becomes full and, to be fair,
+        another client's request must get this request's place in the queue; :class:`UnavailableError` (503)
+        without servers; and :class:`DeadlineError` (504) if ``deadline``, on the event loop's clock, passes.
+        """
         if self._is_full:
             displaced = self._queue.displaced_by(queued.client, queued.priority)
             if displaced is None:
@@ -286,7 +281,8 @@ class Gate:
 
     # --- letting requests go -------------------------------------------------------------------------
 
-    def _leave(self, place: Place) -> None:
+    def leave(self, place: Place) -> None:
+        """Give back the places of a request that has ended."""
         self.residence.left(time.monotonic() - place.since_s)
         self._queue.charge(place.queued, ANSWER_WEIGHT * place.num_answer_tokens)
         self._release(place)

@@ -9,6 +9,7 @@ from fastapi import Request
 
 from router.config import RouterConfig
 from router.http.bodies.bounds import SESSION
+from router.http.headers import header_of
 from router.http.openai_errors import shown
 from wire.errors import InvalidRequestError
 
@@ -19,7 +20,9 @@ def session_of(request: Request, config: RouterConfig) -> str | None:
 
     Raises :class:`InvalidRequestError` if the value is too long.
     """
-    session = request.headers.get(config.session_header) or None if config.session_header else None
+    if not config.session_header:
+        return None
+    session = request.headers.get(config.session_header) or None
     SESSION.check(session, config.session_header)
     return session
 
@@ -31,7 +34,7 @@ HEADER = "X-Request-Timeout"
 def deadline_of(request: Request, config: RouterConfig) -> float:
     """Return the request's deadline on the event loop's clock. Raises :class:`InvalidRequestError` if the
     header is not a time."""
-    given = request.headers.get(HEADER)
+    given = header_of(request.scope, b"x-request-timeout")
     timeout_s = config.request_timeout_s
     if given is not None:
         seconds = _seconds(given)

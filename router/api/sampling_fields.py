@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -110,7 +111,8 @@ class SamplingFields(StructuredFields, TextBody):
         grammar: str | None = None,
         thinking: Thinking | None = None,
     ) -> tuple[SamplingParams, ...]:
-        """Return one set of parameters for each choice: choice j of a seeded request uses ``seed + j``.
+        """Return one set of parameters for each choice: choice j of a seeded request uses ``seed + j``. The
+        choices of other requests get random seeds.
 
         A field that is not given gets the checkpoint's default. Raises :class:`InvalidRequestError`.
         """
@@ -118,6 +120,9 @@ class SamplingFields(StructuredFields, TextBody):
         numbers = {**defaults, **{name: value for name, value in given.items() if value is not None}}
         if numbers.get("top_k") == -1:
             numbers["top_k"] = 0
+        seed = numbers.get("seed")
+        # A random seed makes every server that continues an answer draw the same tokens.
+        numbers["seed"] = random.getrandbits(63) if seed is None else seed
         params = SamplingParams(
             max_tokens=max_tokens,
             **numbers,
@@ -130,11 +135,10 @@ class SamplingFields(StructuredFields, TextBody):
             thinking=thinking,
         )
         params.check_vocabulary(vocab_size)
-        if params.seed is None:
-            return (params,) * self.num_choices
-        return tuple(
-            dataclasses.replace(params, seed=_wrap(params.seed + j)) for j in range(self.num_choices)
-        )
+        if (n := self.num_choices) == 1:
+            return (params,)
+        seeds = [random.getrandbits(63) if seed is None else _wrap(int(seed) + j) for j in range(n)]
+        return tuple(dataclasses.replace(params, seed=seed) for seed in seeds)
 
     def text_request(
         self,

@@ -15,15 +15,13 @@ from router.api.request_headers import deadline_of
 from router.api.text_body import TextBody
 from router.http.bodies.body_room import share_of
 from router.http.bodies.json_body import read_json
-from router.http.connection import WritePart
-from router.http.disconnect import run_until_disconnect
-from router.http.event_stream import EventStream, LastWrite
+from router.http.disconnect import WhileConnected
+from router.http.event_stream import EventStream, LastWrite, WriteNow
 from router.http.json_answer import JsonAnswer
 from router.serving.answer import Answer, Delta
 from router.serving.generation import Generation
 from router.serving.services import Services, services_of
 from router.serving.slice_lane import SliceLane
-from router.serving.text_lane import next_lane
 from router.serving.text_request import TextRequest
 from router.serving.usage import Usage
 from wire.errors import TwinfangError
@@ -68,7 +66,7 @@ async def answer_text(
     """Answer one request. ``check`` turns the body into a checked request; it also gets the client and the
     deadline."""
     services, client = services_of(http), client_of(http)
-    with services.metrics.refusals(client.api_key.name):
+    try:
         deadline = deadline_of(http, services.config)
         request = await check(
             http,
@@ -78,11 +76,15 @@ async def answer_text(
             client,
             deadline,
         )
+    except BaseException as error:
+        services.metrics.refused(client.api_key.name, error)
+        raise
     share_of(http.scope).give_back()
     writer = writer_of(request)
     if request.stream:
         return EventStream(partial(_events, request, writer, services), writer.error_end)
-    return await run_until_disconnect(http.receive, _answer(request, writer, services))
+    with WhileConnected(http.scope):
+        return await _answer(request, writer, services)
 
 
 async def _read_once_known(
@@ -98,8 +100,8 @@ async def _read_once_known(
     model = services.models.find(body.model)
     if not model.servers.has_limits:
         priority = body.priority_for(client.api_key)
-        wait = model.gate.wait_for_servers(client.name, priority, deadline=deadline)
-        await run_until_disconnect(http.receive, wait)
+        with WhileConnected(http.scope):
+            await model.gate.wait_for_servers(client.name, priority, deadline=deadline)
     return body
 
 
@@ -117,7 +119,7 @@ async def _answer(request: TextRequest, writer: Writer, services: Services) -> R
 
 
 async def _events(
-    request: TextRequest, writer: Writer, services: Services, write_now: WritePart
+    request: TextRequest, writer: Writer, services: Services, write_now: WriteNow
 ) -> AsyncGenerator[bytes, None]:
     """Yield the bytes of one write for each step: the events of all choices that have new deltas. A step with
     much to write has one write for each of its slices (:mod:`router.serving.slice_lane`).
@@ -145,9 +147,7 @@ async def _events(
                 yield data
             # A lane calls the writer once, with a sample text, and later puts other texts in its place.
             if request.tells_just_text and not generation.has_ended:
-                generation.lane = next_lane(
-                    generation.lane, writer.watched(0), write_now, lambda text: written(0, Delta(text))
-                )
+                generation.take_lane(writer.watched(0), write_now, lambda text: written(0, Delta(text)))
 
 
 def _final_usage(request: TextRequest, generation: Generation, services: Services) -> Usage:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -20,6 +20,8 @@ from wire.messages.generation import ServerInfo
 
 Server = TypeVar("Server", PrefillClient, DecodeStream)
 
+UNREAD = Load()
+"""Stands for the load of a server if the policy does not read it."""
 ANY = Demand()
 """The demand of a request about which nothing is known."""
 
@@ -59,6 +61,8 @@ class ModelServers:
         self._decode = decode
         self._limits: ModelLimits | None = None
         """The limits at the last time when a decode server was connected."""
+        self._limits_of: list[ServerInfo] = []
+        """What the decode servers said that had these limits."""
         # Each model has its own policies, which may remember whose turn it is, and its own conversations.
         self.use_policies(config)
         self.conversations = Conversations(time.monotonic) if config.conversation_return else None
@@ -72,14 +76,15 @@ class ModelServers:
     @property
     def has_limits(self) -> bool:
         """Whether any decode server has ever reported its limits."""
-        return self._limits is not None or any(self._connected(self._decode))
+        return self._limits is not None or bool(self._connected(self._decode))
 
     def limits(self) -> ModelLimits:
         """Return the limits of the connected decode servers. While no decode server is connected, return the
         limits of the servers that were connected last, as these are expected back. Raises
         :class:`NobodyServesError` if no decode server was ever connected."""
         infos = [info for _, info in self._connected(self._decode)]
-        if infos:
+        if infos and infos != self._limits_of:
+            self._limits_of = infos
             self._limits = ModelLimits(
                 vocab_size=min(info.vocab_size for info in infos),
                 max_model_len=min(info.max_model_len for info in infos),
@@ -172,13 +177,13 @@ class ModelServers:
 
         Decode servers whose circuit breaker is open count only if all breakers are open.
         """
-        if self.not_ready_reason() is not None:
-            return None
         decode = [
             stream.assignments
             for stream, info in self._connected(self._decode)
             if not stream.drain.is_draining and self._is_usable(info, ANY)
         ]
+        if not decode:
+            return None
         decode = [known for known in decode if known.breaker.allows()] or decode
         blocks = [known.blocks for known in decode]
         prefill = _taking([client for client, _ in self._connected(self._prefill)], ANY)
@@ -191,7 +196,7 @@ class ModelServers:
 
     def not_ready_reason(self) -> Absence | None:
         """Return why no request can be served. None if one can."""
-        connected = list(self._connected(self._decode))
+        connected = self._connected(self._decode)
         taking = [(stream, info) for stream, info in connected if not stream.drain.is_draining]
         if any(self._is_usable(info, ANY) for _, info in taking):
             return None
@@ -206,7 +211,7 @@ class ModelServers:
     def _prefill_problem(self, of_model: str, decode: Sequence[ServerInfo]) -> str:
         if not self._prefill:
             return f"there is no prefill server, and no connected server does both: {self._remedy}"
-        if not any(self._connected(self._prefill)):
+        if not self._connected(self._prefill):
             return f"no prefill server{of_model} is connected{_problems(self._prefill)}"
         if any(self._prefill_of(info.fingerprint) for info in decode):
             return f"every prefill server{of_model} that is connected drains: {UNDRAIN}"
@@ -222,11 +227,13 @@ class ModelServers:
         """Return the error for a request that no server can take, though other requests may be served."""
         return (self.not_ready_reason() or self._lacks(role, detail)).error()
 
-    def _connected(self, servers: Sequence[Server]) -> Iterator[tuple[Server, ServerInfo]]:
-        for server in servers:
-            info = server.info
-            if info is not None and (self._is_only_model or info.served_model_name == self.model):
-                yield server, info
+    def _connected(self, servers: Sequence[Server]) -> list[tuple[Server, ServerInfo]]:
+        is_only_model, model = self._is_only_model, self.model
+        return [
+            (server, info)
+            for server in servers
+            if (info := server.info) is not None and (is_only_model or info.served_model_name == model)
+        ]
 
     def _prefill_of(self, fingerprint: str) -> list[PrefillClient]:
         return [c for c, info in self._connected(self._prefill) if info.fingerprint == fingerprint]
@@ -259,7 +266,7 @@ def _chosen(policy: Policy, candidates: Sequence[Server], avoid: Sequence[str], 
         [
             Candidate(
                 address,
-                server.assignments.load() if policy.reads_load else Load(),
+                server.assignments.load() if policy.reads_load else UNREAD,
                 server.assignments.prefixes.cached_tokens(demand) if policy.reads_prefixes else 0,
                 server.location.distance(demand.near),
             )

@@ -6,8 +6,7 @@ nothing: a client that never ends its headers would fill the memory, and a clien
 would keep its connection. Trailers, which follow a body's chunks, would be added to the headers without a
 limit.
 
-The connection also writes the parts of a stream without ASGI's work for each part. In this module, a
-request's head is its URL and headers.
+In this module, a request's head is its URL and headers.
 """
 
 from __future__ import annotations
@@ -15,13 +14,12 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable
-from functools import partial
+from collections import deque
 from typing import Any, cast
-from weakref import proxy
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from router.http.client_end import ClientEnd
 from router.http.half_close import COMMENT, CONTINUE, HalfClose
 from router.http.lingering import LingeringTransport
 from wire.http.address import host_port
@@ -32,14 +30,6 @@ lines = RepeatedLines(log)
 
 UVICORN = logging.getLogger("uvicorn.of_connections")
 UVICORN.setLevel(logging.ERROR)
-
-WRITE_PART = "twinfang.write_part"
-"""A key of a request's ASGI scope. Its value is the function that writes a part of the request's answer, see
-:data:`WritePart`."""
-
-WritePart = Callable[[bytes], bool]
-"""Writes a part of an answer without waiting, once the answer's start is sent. Returns False, and writes
-nothing, if the client reads too slowly or the answer is not sent in chunks."""
 
 HEADER_TIMEOUT_S = 30.0
 """The maximum time until a request's head is complete. For a connection's first request, it counts from the
@@ -56,6 +46,8 @@ class HttpConnection(HttpToolsProtocol):
         self._half_close: HalfClose | None = None
         self._keeps_alive = True
         self._previous_cycle: RequestResponseCycle | None = None
+        self._client_ends: deque[ClientEnd] = deque()
+        """Those of the requests that are not answered yet, oldest first."""
         self._refusal: bytes | None = None
         """The answer to input that is refused. It is the connection's last answer, and is sent after the
         answers to the complete requests that came before."""
@@ -75,6 +67,8 @@ class HttpConnection(HttpToolsProtocol):
             self._half_close.stop()
             self._half_close = None  # breaks a cycle: it refers to this connection
         super().connection_lost(exc)
+        while self._client_ends:
+            self._client_ends.popleft().lost()
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Return True, which keeps the connection open, if a complete request still waits for its answer."""
@@ -121,7 +115,9 @@ class HttpConnection(HttpToolsProtocol):
         super().on_headers_complete()
         if self.cycle is not None:
             scope: dict[str, Any] = self.scope  # type: ignore[assignment]
-            scope[WRITE_PART] = partial(_write_part, proxy(self.cycle))  # a proxy: the cycle has the scope
+            client_end = ClientEnd(self.cycle)
+            client_end.put_into(scope)
+            self._client_ends.append(client_end)
             # An answer that begins before the body's end is the connection's last: the body may never end.
             self._keeps_alive, self.cycle.keep_alive = self.cycle.keep_alive, False
             if scope["http_version"] < "1.1":
@@ -153,11 +149,14 @@ class HttpConnection(HttpToolsProtocol):
         self._stop_waiting()
         if self.pipeline and self.cycle.more_body:  # the broken request is queued after others
             self.pipeline.popleft()
+            self._client_ends.pop()
             self.cycle = cast(RequestResponseCycle, self._previous_cycle)
         if self.cycle is None or self.cycle.more_body or self.cycle.response_complete:
             self._refuse(self._refusal)
 
     def on_response_complete(self) -> None:
+        if self._client_ends:
+            self._client_ends.popleft().answered()
         super().on_response_complete()
         if self._refusal is not None and self.cycle.response_complete and not self.transport.is_closing():
             self._refuse(self._refusal)
@@ -236,13 +235,3 @@ def _end_by_closing(cycle: RequestResponseCycle) -> None:
         await send(message)
 
     cycle.send = send_unchunked  # type: ignore[method-assign]
-
-
-def _write_part(cycle: RequestResponseCycle, data: bytes) -> bool:
-    """Write a part of an answer as ``send`` does, but without a message, a coroutine and an exception for
-    every event."""
-    if cycle.flow.write_paused or not cycle.chunked_encoding:
-        return False
-    if not cycle.disconnected:
-        cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
-    return True

@@ -3,85 +3,77 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
 from types import TracebackType
-from typing import Any, TypeVar
 
-from starlette.types import Receive
+from starlette.types import Scope
 
+from router.http.client_end import client_end_of
 from wire.errors import CancelledRequestError
-
-T = TypeVar("T")
-
-
-async def run_until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of ``work``. If the client goes away first, cancel ``work`` and raise
-    :class:`CancelledRequestError`.
-
-    The request's body must have been read before this call.
-    """
-    working = asyncio.ensure_future(work)
-    watching = asyncio.ensure_future(_disconnected(receive))
-    try:
-        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            return working.result()
-        raise CancelledRequestError("the client went away before the answer was finished")
-    finally:
-        working.cancel()
-        watching.cancel()
-        await asyncio.gather(working, watching, return_exceptions=True)
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
 
 WRITE_TIMEOUT_S = 60.0
 
 
-class WriteLimit:
-    """A context in which no single write may take longer than ``WRITE_TIMEOUT_S``. If a write takes longer,
-    the context raises :class:`CancelledRequestError`.
+class WhileConnected:
+    """A context that lasts only as long as the client stays. If the client goes away, or if a single write
+    takes longer than ``WRITE_TIMEOUT_S``, the context cancels its task and raises
+    :class:`CancelledRequestError`.
 
-    A stream makes thousands of writes, and nearly all end at once. So a write only notes when it began, and a
-    single timer checks whether the same write is still in progress.
+    A stream makes thousands of writes, and nearly all end at once, because the client is not slow. So only
+    writes to a slow client are timed. They note when they began, and a single timer checks whether the same
+    write is still in progress.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, scope: Scope) -> None:
+        self._client_end = client_end_of(scope)
         self._loop = asyncio.get_running_loop()
-        self._timeout = asyncio.timeout(None)
-        self._began: float | None = None
+        self._write_began: float | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._reason = ""
 
-    def began(self) -> None:
-        self._began = self._loop.time()
+    def write_began(self) -> None:
+        """Note that a part is about to be passed to the connection, which may wait for the client."""
+        if not self._client_end.is_slow:
+            return
+        self._write_began = now = self._loop.time()
+        if self._timer is None:
+            self._timer = self._loop.call_at(now + WRITE_TIMEOUT_S, self._look)
 
-    def ended(self) -> None:
-        self._began = None
+    def write_ended(self) -> None:
+        self._write_began = None
 
-    async def __aenter__(self) -> WriteLimit:
-        await self._timeout.__aenter__()
-        self._look()
+    def __enter__(self) -> WhileConnected:
+        if self._client_end.is_gone:
+            raise CancelledRequestError(GONE)
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._client_end.when_gone(self._gone)
         return self
 
-    async def __aexit__(
+    def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._client_end.when_gone(None)
         if self._timer is not None:
             self._timer.cancel()
-        try:
-            await self._timeout.__aexit__(kind, error, trace)
-        except TimeoutError as late:
-            raise CancelledRequestError(f"the client took nothing for {WRITE_TIMEOUT_S:g} s") from late
-        finally:
-            del self._timeout  # breaks a cycle: its task has an error whose traceback refers to self
+        if self._reason and self._task.uncancel() == 0 and isinstance(error, asyncio.CancelledError):
+            raise CancelledRequestError(self._reason) from None
+
+    def _gone(self) -> None:
+        self._end(GONE)
 
     def _look(self) -> None:
         now = self._loop.time()
-        ends = (now if self._began is None else self._began) + WRITE_TIMEOUT_S
+        ends = (now if self._write_began is None else self._write_began) + WRITE_TIMEOUT_S
         if ends <= now:
-            self._timeout.reschedule(now)
+            self._end(f"the client took nothing for {WRITE_TIMEOUT_S:g} s")
         else:
             self._timer = self._loop.call_at(ends, self._look)
+
+    def _end(self, reason: str) -> None:
+        if not self._reason:
+            self._reason = reason
+            self._task.cancel()
+
+
+GONE = "the client went away before the answer was finished"

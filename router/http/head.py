@@ -7,35 +7,27 @@ import asyncio
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
-class HeadMiddleware:
-    """Pure ASGI: answers a HEAD with the status and headers of a GET, without the body.
+async def answer_head(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer a HEAD with the status and headers of a GET, without the body.
 
     The application sees a GET, so that no route can forget HEAD. The call of the application is cancelled
     once the headers are sent, because a stream of events would never end by itself.
     """
+    answered = asyncio.Event()
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    async def send_head(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            await send(message)
+            await send({"type": "http.response.body", "body": b""})
+            answered.set()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "HEAD":
-            await self._app(scope, receive, send)
-            return
-        answered = asyncio.Event()
-
-        async def send_head(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                await send(message)
-                await send({"type": "http.response.body", "body": b""})
-                answered.set()
-
-        getting = asyncio.ensure_future(self._app({**scope, "method": "GET"}, receive, send_head))
-        watching = asyncio.ensure_future(answered.wait())
-        try:
-            await asyncio.wait((getting, watching), return_when=asyncio.FIRST_COMPLETED)
-            if not answered.is_set():
-                await getting  # raises: it failed before it answered
-        finally:
-            getting.cancel()
-            watching.cancel()
-            await asyncio.gather(getting, watching, return_exceptions=True)
+    getting = asyncio.ensure_future(app({**scope, "method": "GET"}, receive, send_head))
+    watching = asyncio.ensure_future(answered.wait())
+    try:
+        await asyncio.wait((getting, watching), return_when=asyncio.FIRST_COMPLETED)
+        if not answered.is_set():
+            await getting  # raises: it failed before it answered
+    finally:
+        getting.cancel()
+        watching.cancel()
+        await asyncio.gather(getting, watching, return_exceptions=True)

@@ -9,7 +9,7 @@ import orjson
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from router.http.disconnect import WriteLimit
+from router.http.disconnect import WhileConnected
 from wire.errors import CancelledRequestError
 
 PART_BYTES = 256 << 10
@@ -20,7 +20,7 @@ the client has read enough."""
 class JsonAnswer(Response):
     """Sends a long body in parts, so that the connection does not keep a second copy of all of it.
 
-    If the client reads nothing for too long (:class:`WriteLimit`), the answer is given up.
+    If the client reads nothing for too long (:class:`WhileConnected`), the answer is given up.
     """
 
     media_type = "application/json"
@@ -33,14 +33,14 @@ class JsonAnswer(Response):
         if len(body) <= PART_BYTES:
             await super().__call__(scope, receive, send)
             return
-        with suppress(CancelledRequestError):  # the status is sent: an error can't be answered any more
-            await self._send_parts(body, send)
+        # The status is sent: an error can't be answered any more.
+        with suppress(CancelledRequestError), WhileConnected(scope) as connected:
+            await self._send_parts(body, send, connected)
 
-    async def _send_parts(self, body: memoryview, send: Send) -> None:
-        async with WriteLimit() as limit:
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            for start in range(0, len(body), PART_BYTES):
-                limit.began()
-                part, has_more = bytes(body[start : start + PART_BYTES]), start + PART_BYTES < len(body)
-                await send({"type": "http.response.body", "body": part, "more_body": has_more})
-                limit.ended()
+    async def _send_parts(self, body: memoryview, send: Send, connected: WhileConnected) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        for start in range(0, len(body), PART_BYTES):
+            connected.write_began()
+            part, has_more = bytes(body[start : start + PART_BYTES]), start + PART_BYTES < len(body)
+            await send({"type": "http.response.body", "body": part, "more_body": has_more})
+            connected.write_ended()

@@ -136,6 +136,14 @@ def answer_error(request: Request, error: TwinfangError) -> JSONResponse:
     return error_response(error, request.scope)
 
 
+def answer_unexpected(request: Request, error: Exception) -> JSONResponse:
+    """Return the response for an error that nobody expected, with a line in the log. The traceback is logged
+    by the server, to which the error is raised as well."""
+    log.error("request %s failed: %s: %s", request_id_of(request), type(error).__name__, error)
+    failure = TwinfangError.told("the router failed on this request; its log says why")
+    return error_response(failure, request.scope)
+
+
 def tell_log(scope: Scope, error: TwinfangError) -> None:
     """Log all that is known of ``error``, unless the error is the client's fault. Many errors of one kind
     become one line and a count."""
@@ -179,13 +187,7 @@ def install_error_handlers(app: FastAPI, forms: Mapping[str, ErrorForm]) -> None
         return response
 
     async def on_unexpected(request: Request, error: Exception) -> JSONResponse:
-        request_id = request_id_of(request)
-        log.error("request %s failed: %s: %s", request_id, type(error).__name__, error)
-        failure = TwinfangError.told("the router failed on this request; its log says why")
-        response = error_response(failure, request.scope)
-        # The framework calls this handler outside all middleware, and logs the traceback afterwards.
-        response.headers["X-Request-Id"] = request_id
-        return response
+        return answer_unexpected(request, error)
 
     async def on_bad_parameter(request: Request, error: Exception) -> JSONResponse:
         """Answer a bad parameter of a path or a query. :func:`read_json` checks bodies."""
@@ -209,4 +211,4 @@ def _with_head(headers: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def request_id_of(request: Request) -> str:
-    return str(getattr(request.state, "request_id", "-"))
+    return str(request.scope["state"].get("request_id", "-"))

@@ -10,6 +10,7 @@ from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import TypeVar
 
+import orjson
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers.decoders import ByteLevel
 
@@ -49,6 +50,7 @@ class Tokenizer:
         self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self._is_byte_level = isinstance(backend.decoder, ByteLevel)
         self.own_text = lru_cache(maxsize=1 << 20)(self._own_text)
+        self.own_json = lru_cache(maxsize=1 << 20)(self._own_json)
         self.decode_token = lru_cache(maxsize=65536)(self._decode_token)
         self.token_bytes = lru_cache(maxsize=65536)(self._token_bytes)
 
@@ -113,6 +115,11 @@ class Tokenizer:
             return None
         text = self.decode([token_id], skip_special_tokens=False)
         return text if text and REPLACEMENT not in text else None
+
+    def _own_json(self, token_id: int) -> bytes | None:
+        """Return :attr:`own_text` as JSON; None if it is None."""
+        text = self.own_text(token_id)
+        return None if text is None else orjson.dumps(text)
 
     def special_id(self, text: str) -> int | None:
         """Return the id of the special token with this text. None if there is none."""

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from functools import partial
 from typing import Literal, get_args
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client import CollectorRegistry, Gauge, ProcessCollector, generate_latest
 
 from router.admission.metrics import GateMetrics
 from router.fleet.metrics import ServerMetrics, ServerStatsMetrics
 from router.observe.phase_metrics import LONG_S, WIDE_S, PhaseMetrics
 from router.observe.token_metrics import TokenMetrics
+from telemetry.plain_metrics import PlainCount, PlainCounter, PlainGauge, PlainHistogram
 from wire.errors import AbortedRequestError, CancelledRequestError, TwinfangError, all_codes
 
 
@@ -22,13 +22,13 @@ class KeyMetrics:
     counted."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._requests = Counter(
+        self._requests = PlainCounter(
             "twinfang_key_requests",
             "HTTP requests for text by API key and outcome, as twinfang_requests.",
             ["key", "outcome"],
             registry=registry,
         )
-        self._tokens = Counter(
+        self._tokens = PlainCounter(
             "twinfang_key_tokens",
             "Tokens by API key and kind: prompt (each prompt once per choice), generation. Requests that "
             "were let in count, however they ended.",
@@ -56,8 +56,8 @@ class Metrics:
     def __init__(self, retried_codes: Iterable[str]) -> None:
         registry = self.registry = CollectorRegistry()
         self._servers_registry = CollectorRegistry()
-        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
-        histogram = partial(Histogram, registry=registry)
+        count, counter = partial(PlainCount, registry=registry), partial(PlainCounter, registry=registry)
+        gauge, histogram = partial(Gauge, registry=registry), partial(PlainHistogram, registry=registry)
         ProcessCollector(registry=registry)
         self.requests = counter(
             "twinfang_requests",
@@ -70,9 +70,11 @@ class Metrics:
             "was full (429).",
             ["code"],
         )
-        self.in_flight = gauge("twinfang_requests_in_flight", "HTTP requests being answered, or waiting.")
-        self.prompt_tokens = counter("twinfang_prompt_tokens", "Prompt tokens; each prompt counts once.")
-        self.cached_prompt_tokens = counter(
+        self.in_flight = PlainGauge(
+            "twinfang_requests_in_flight", "HTTP requests being answered, or waiting.", registry=registry
+        )
+        self.prompt_tokens = count("twinfang_prompt_tokens", "Prompt tokens; each prompt counts once.")
+        self.cached_prompt_tokens = count(
             "twinfang_cached_prompt_tokens", "Prompt tokens that a prefix cache held."
         )
         self.request_queue = histogram(
@@ -100,9 +102,7 @@ class Metrics:
         self.configured = gauge(
             "twinfang_servers_configured", "Servers that this router is to use, by configured role.", ["role"]
         )
-        self.unauthorized = counter(
-            "twinfang_unauthorized_requests", "HTTP requests without a valid API key."
-        )
+        self.unauthorized = count("twinfang_unauthorized_requests", "HTTP requests without a valid API key.")
         self.gates = GateMetrics()
         registry.register(self.gates)
         self.keys = KeyMetrics(registry)
@@ -122,32 +122,23 @@ class Metrics:
         for code in sorted(retried_codes):
             self.retries.labels(code)
 
-    @contextmanager
-    def refusals(self, key_name: str = "") -> Iterator[None]:
-        """Count an HTTP request if the block ends with an error. :meth:`request` counts requests that leave
-        this block without an error."""
-        try:
-            yield
-        except BaseException as error:
-            self._ended(key_name, error)
-            raise
-
-    @contextmanager
-    def request(self, key_name: str = "") -> Iterator[None]:
-        """Count one HTTP request from here to the end of the block, under its outcome."""
-        started, ended_by = time.monotonic(), None
+    def began(self) -> float:
+        """Count an HTTP request as in flight. Return the time at which it began, for :meth:`ended`."""
         self.in_flight.inc()
-        try:
-            yield
-            self.request_duration.observe(time.monotonic() - started)
-        except BaseException as error:
-            ended_by = error
-            raise
-        finally:
-            self.in_flight.dec()
-            self._ended(key_name, ended_by)
+        return time.monotonic()
 
-    def _ended(self, key_name: str, error: BaseException | None) -> None:
+    def ended(self, key_name: str, began_s: float, error: BaseException | None) -> None:
+        """Count an HTTP request that :meth:`began` has counted, under its outcome."""
+        self.in_flight.inc(-1)
+        if error is None:
+            self.request_duration.observe(time.monotonic() - began_s)
+        self._count(key_name, error)
+
+    def refused(self, key_name: str, error: BaseException) -> None:
+        """Count an HTTP request that ended before :meth:`began` was called for it."""
+        self._count(key_name, error)
+
+    def _count(self, key_name: str, error: BaseException | None) -> None:
         outcome = "completed" if error is None else _outcome_of(error)
         self.requests.labels(outcome).inc()
         self.keys.ended(key_name, outcome)

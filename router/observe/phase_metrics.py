@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry
 
 from router.observe.token_metrics import SHORT_S
+from telemetry.plain_metrics import PlainCount, PlainHistogram
 from wire.messages.generation import PrefillReply, RequestStats
 
 WIDE_S = (0.0001, 0.00025, 0.0005, *SHORT_S, 5.0, 10.0, 30.0)
@@ -17,7 +18,8 @@ class PhaseMetrics:
     """Metrics of prefill, of the handoff and of the time until the first token. Times are in seconds."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        counter, histogram = partial(Counter, registry=registry), partial(Histogram, registry=registry)
+        counter = partial(PlainCount, registry=registry)
+        histogram = partial(PlainHistogram, registry=registry)
         self.prefill_queue = histogram(
             "twinfang_prefill_queue_seconds",
             "Wait on the prefill server before a prompt is run.",

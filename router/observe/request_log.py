@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import islice
 
 from router.observe.request_record import RequestRecord
@@ -38,26 +36,21 @@ class RequestLog:
         """Requests that were let in and have not ended."""
         return len(self._in_flight) - self.num_queued
 
-    @contextmanager
-    def follow(self, record: RequestRecord) -> Iterator[None]:
-        """Keep the request in flight until the block ends. A request that ends with
-        :class:`OverloadedError` is not kept after its end."""
+    def began(self, record: RequestRecord) -> None:
+        """Keep the request in flight until :meth:`ended`."""
         first_id, n = record.id, 1
         while record.id in self._in_flight:  # clients choose ids, and may choose one twice
             n += 1
             record.id = f"{first_id}~{n}"
         self._in_flight[record.id] = record
-        error: BaseException | None = None
-        try:
-            yield
-        except BaseException as raised:
-            error = raised
-            raise
-        finally:
-            del self._in_flight[record.id]
-            record.ended(error)
-            if not isinstance(error, OverloadedError):
-                self._keep(record)
+
+    def ended(self, record: RequestRecord, error: BaseException | None) -> None:
+        """Note the end of a request in flight. A request that ends with :class:`OverloadedError` is not kept
+        after its end."""
+        del self._in_flight[record.id]
+        record.ended(error)
+        if not isinstance(error, OverloadedError):
+            self._keep(record)
 
     def find(self, request_id: str) -> RequestRecord | None:
         """Return the request in flight with this id. If there is none, return the last ended request with

@@ -75,9 +75,10 @@ class RequestRecord:
         """Return the seconds from the request's arrival to now, or to its end."""
         return (now_s if self.ended_s is None else self.ended_s) - self.received_s
 
-    def admitted(self) -> None:
-        """Note that the request was let in and waits no longer."""
+    def admitted(self, abort: Callable[[TwinfangError], None]) -> None:
+        """Note that the request was let in and waits no longer. ``abort`` can end it from now on."""
         self.admitted_s = time.monotonic()
+        self._abort = abort
 
     def abort(self, error: TwinfangError) -> bool:
         """End the request with ``error``. Return False if it has ended already."""
@@ -85,15 +86,6 @@ class RequestRecord:
             return False
         self._abort(error)
         return True
-
-    @contextmanager
-    def abortable(self, abort: Callable[[TwinfangError], None]) -> Iterator[None]:
-        """Let ``abort`` end the request while the block runs."""
-        before, self._abort = self._abort, abort
-        try:
-            yield
-        finally:
-            self._abort = before
 
     @contextmanager
     def abortable_task(self) -> Iterator[None]:
@@ -108,24 +100,27 @@ class RequestRecord:
             aborted_by = error
             task.cancel()
 
-        with self.abortable(abort):
-            try:
-                yield
-            except asyncio.CancelledError:
-                if aborted_by is not None and task.uncancel() == 0:
-                    raise aborted_by from None
-                raise
+        self._abort = abort
+        try:
+            yield
+        except asyncio.CancelledError:
+            if aborted_by is not None and task.uncancel() == 0:
+                raise aborted_by from None
+            raise
+        finally:
+            self._abort = None
 
     def ended(self, error: BaseException | None) -> None:
         """Note the end of the request. Called once, by :class:`RequestLog`."""
         self.ended_s = time.monotonic()
-        self._end = _end_of(error)
+        self._end, self._abort = _end_of(error), None
         if isinstance(error, TwinfangError):
             self.error, self.error_message = error.code, error.message
         self._num_tokens, self._count_tokens = self.num_generated_tokens, None
         for choice in self.choices:
             choice.ended(None, self.error or "")
-        self._end_trace(error)
+        if self._trace.span is not None:
+            self._end_trace(error)
 
     def _end_trace(self, error: BaseException | None) -> None:
         waited = None if self.admitted_s is None else (self.received_s, self.admitted_s)

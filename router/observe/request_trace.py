@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from fastapi import Request
 
+from router.http.headers import header_of
 from telemetry.server_spans import DECODE_SPAN, PREFILL_SPAN
 from telemetry.span import Attributes, Span
 from wire.messages.traceparent import is_sampled, traceparent_of
@@ -65,9 +66,10 @@ UNTRACED = RequestTrace()
 
 def begin_trace(http: Request, request_id: str, tracing: Tracing | None) -> RequestTrace:
     """Continue the trace that the client's ``traceparent`` names, or begin one if traces are exported."""
-    parent = traceparent_of(http.headers.get("traceparent", ""))
+    given = header_of(http.scope, b"traceparent")
+    parent = "" if given is None else traceparent_of(given)
     if tracing is None:
-        return RequestTrace(parent)
+        return RequestTrace(parent) if parent else UNTRACED
     attributes: Attributes = {
         "http.request.method": http.method,
         "http.route": http.url.path,

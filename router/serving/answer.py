@@ -56,7 +56,7 @@ class Answer:
         eos_token_ids: frozenset[int] = frozenset(),
         thinking: ThinkingTokens | None = None,
     ) -> None:
-        self._detokenizer = Detokenizer(
+        self.detokenizer = Detokenizer(
             tokenizer, context=prompt_token_ids, skip_special_tokens=skip_special_tokens
         )
         self._stops = StopStrings(stop, include_in_output=include_stop_str_in_output)
@@ -84,12 +84,12 @@ class Answer:
             self.num_tokens += 1
             ends = output.stop_token_id is not None and i == len(output.token_ids) - 1
             if not ends or self._include_stop:
-                self._show(delta, self._detokenizer.push(token_id))
+                self._show(delta, self.detokenizer.push(token_id))
             if self._stops.matched is not None:
                 return self._finish(delta, "stop", self._stops.matched)
         if output.finish_reason is not None:
             self.stats = output.stats
-            self._show(delta, self._detokenizer.finish())
+            self._show(delta, self.detokenizer.finish())
             if self._stops.matched is not None:
                 return self._finish(delta, "stop", self._stops.matched)
             delta.text += self._stops.flush()
@@ -101,7 +101,7 @@ class Answer:
         """Return the text of tokens, for callers that need only the text. This must not be called for answers
         with stop strings."""
         self.num_tokens += len(token_ids)
-        push = self._detokenizer.push
+        push = self.detokenizer.push
         text = push(token_ids[0]) if len(token_ids) == 1 else "".join(map(push, token_ids))
         self._num_chars += len(text)
         return text

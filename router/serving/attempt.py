@@ -4,6 +4,7 @@ failure."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from router.fleet.links.assignments import Assignment
 from router.fleet.links.decode_stream import DecodeStream
@@ -19,8 +20,9 @@ from wire.errors import (
     TwinfangError,
     UnavailableError,
     WireError,
+    error_from_code,
 )
-from wire.messages.generation import PrefillReply
+from wire.messages.generation import PrefillReply, RequestOutput
 
 HANDOFF_FAULTS = frozenset(e.code for e in (TransferError, HandshakeError, LeaseError, SanitizerError))
 """Failures of a handoff. The router can't see which of the two servers failed, so both are blamed. Other
@@ -28,6 +30,18 @@ handoffs that succeed clear the server that is not at fault."""
 SERVER_FAULTS = frozenset(e.code for e in (UnavailableError, WireError, TwinfangError))
 """Failures of a server. A missed deadline is not among them, because it may only mean that the server's queue
 is too long. If the router then avoided that server, the other servers' queues would grow as well."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prefilling:
+    """A prompt that a prefill server computes, and the decode server chosen for it."""
+
+    prefill: PrefillClient
+    request_id: str
+    decode: DecodeStream
+    fingerprint: str
+    """That of both servers."""
+    called_s: float
 
 
 class Attempt:
@@ -109,3 +123,12 @@ class Attempt:
             if assignment is not None:
                 assignment.ended()
         self._decode = self._prefill = None
+
+
+def error_of(output: RequestOutput) -> TwinfangError | None:
+    """Return the error that ends a request; None if the output is no error."""
+    if output.error is not None:
+        return error_from_code(output.error.code, output.error.message)
+    if output.finish_reason == "error":
+        return TwinfangError("the decode server failed on this request and did not say why")
+    return None

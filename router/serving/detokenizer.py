@@ -36,26 +36,35 @@ class Detokenizer:
         self._tokenizer = tokenizer
         self._own_text = tokenizer.own_text
         self._skip_special_tokens = skip_special_tokens
-        self._window = [token_id for token_id in context[-CONTEXT_TOKENS:] if self._has_text(token_id)]
-        self._text = self._decode()
-        if self._text.endswith(REPLACEMENT):  # the prompt was cut inside a code point
-            self._window, self._text = [], ""
-        self._num_shown = len(self._text)
+        self._context: Sequence[int] | None = context[-CONTEXT_TOKENS:]
+        """The context; None once the window holds tokens. Most answers begin with a token of its own text, so
+        that the context need not be decoded."""
+        self._window: list[int] = []
+        self._text = ""
+        """The window's text."""
+        self._num_shown = 0
         """How many characters of the window's text were returned already, or belong to the context."""
-        self._num_clean = len(self._window)
+        self._num_clean = 0
         """The number of the window's tokens up to the last point where nothing was held back."""
+        self.is_clean = True
+        """Whether nothing is held back, so that a token with a text of its own adds just this text."""
+        self._last_own: int | None = None
+        """The last token, if the window is nothing but this token, which has a text of its own."""
 
     def push(self, token_id: int) -> str:
         """Return the further text that is certain now that ``token_id`` has come. This text is often
         empty."""
-        own_text = self._own_text(token_id)
-        if own_text is not None and self._num_shown == len(self._text) and self._text[-1:] != REPLACEMENT:
-            # Nothing is held back, and earlier tokens do not change this token's text: no need to decode.
-            self._window, self._text = [token_id], own_text
-            self._num_shown, self._num_clean = len(own_text), 1
+        if self.is_clean and (own_text := self._own_text(token_id)) is not None:
+            self.pass_over(token_id)
             return own_text
         if not self._has_text(token_id):
             return ""
+        if self._last_own is not None:
+            self._window, self._text = [self._last_own], self._own_text(self._last_own) or ""
+            self._num_shown, self._num_clean = len(self._text), 1
+            self._last_own = self._context = None
+        elif self._context is not None:
+            self._begin_with(self._context)
         self._window.append(token_id)
         shown, self._text = self._text[: self._num_shown], self._decode()
         if not self._text.startswith(shown):  # an invalid byte changes characters that were shown already
@@ -67,7 +76,21 @@ class Detokenizer:
             self._end_cleanly(new_text)
         if len(self._window) > MAX_WINDOW_TOKENS:
             self._shorten_window()
+        self.is_clean = self._num_shown == len(self._text) and self._text[-1:] != REPLACEMENT
         return new_text
+
+    def pass_over(self, token_id: int) -> None:
+        """Note a token with a text of its own, which the caller has found out. To be called only while
+        :attr:`is_clean`. Earlier tokens do not change this token's text, so nothing has to be decoded."""
+        self._last_own = token_id
+
+    def _begin_with(self, context: Sequence[int]) -> None:
+        self._context = None
+        self._window = [token_id for token_id in context if self._has_text(token_id)]
+        self._text = self._decode()
+        if self._text.endswith(REPLACEMENT):  # the prompt was cut inside a code point
+            self._window, self._text = [], ""
+        self._num_shown, self._num_clean = len(self._text), len(self._window)
 
     def flush(self) -> str:
         """Return the text that is still held back. To be called when no token follows."""

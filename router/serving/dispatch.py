@@ -16,14 +16,14 @@ from contextlib import suppress
 from dataclasses import replace
 
 from router.fleet.absence import NobodyServesError
-from router.fleet.links.decode_stream import DecodeStream, Receiver
+from router.fleet.links.decode_stream import DecodeStream, Receiver, TakeTokens
 from router.fleet.links.prefill_client import PrefillClient
 from router.models.catalog import ServedModel
 from router.observe.choice_timeline import ChoiceTimeline
 from router.policies.policy import Demand
-from router.serving.attempt import HANDOFF_FAULTS, Attempt
+from router.serving.attempt import HANDOFF_FAULTS, Attempt, Prefilling, error_of
 from router.serving.text_request import Choice
-from wire.errors import TwinfangError, UnavailableError, WireError, error_from_code
+from wire.errors import TwinfangError, UnavailableError, WireError
 from wire.messages.generation import (
     ForkedChoice,
     PrefillReply,
@@ -91,18 +91,19 @@ class Dispatch:
         self.was_early = False
         """Whether the choice was submitted before its prompt was prefilled."""
         self._submitted_s = 0.0
-        self._answer_ids: list[int] = []
+        self.answer_ids: list[int] = []
+        self._tokens_to: TakeTokens | None = None
         self._lease: tuple[PrefillClient, str] | None = None
         """The prefill server that holds the lease, and the lease's request id. Set until the first output."""
         self._forks: list[Dispatch] = []
         """Choices that need this one's prompt; empty from the first token on."""
-        self._prefilling: asyncio.Task[None] | None = None
-        """The task that waits for a prefill's reply; None: no task waits."""
+        self._prefilling: Prefilling | None = None
+        """The prefill whose reply has not come yet."""
         self._held_back: list[RequestOutput] = []
         self._pool = model.servers
         self._hold = model.hold
         self._servers = Attempt(model.servers, timeline, on_prefilled=model.gate.look)
-        self._choice = choice.seeded
+        self._choice = choice
         self._deadline = deadline
         self._receiver = receiver
         self._on_retry = on_retry
@@ -130,7 +131,7 @@ class Dispatch:
         return f"{self._choice.request_id}~{self._attempt}" if self._attempt else self._choice.request_id
 
     def start(self, forks: Sequence[Dispatch] = ()) -> None:
-        """Submit at once if no prefill server is needed; otherwise run the prefill in a task."""
+        """Submit the choice, or first its prompt if a prefill server is needed."""
         self._forks = list(forks)
         if self._choice.is_scored and self._choice.prompt_logprobs is None:
             self._receiver.take(RequestOutput(self._request_id, (), finish_reason="length"))
@@ -140,7 +141,7 @@ class Dispatch:
             assert decode.info is not None
             self._has_begun, self._fingerprint = True, decode.info.fingerprint
             if self._prefills_elsewhere(decode.info):
-                self._task = asyncio.create_task(self._prefill_then_submit(decode, decode.info.fingerprint))
+                self._prefill(decode, decode.info.fingerprint)
             else:
                 self._submit(decode, None)
         except TwinfangError as error:
@@ -150,9 +151,7 @@ class Dispatch:
         """End all work for this choice. This call has no effect if the choice has finished."""
         if self._task is not None:
             self._task.cancel()
-        if self._stream is not None:
-            self._stream.cancel(self._request_id)
-        self._servers.ended()
+        self._end_attempt()
 
     @property
     def _time_left_s(self) -> float:
@@ -163,7 +162,8 @@ class Dispatch:
     @property
     def _token_ids(self) -> tuple[int, ...]:
         """Prompt and answer so far."""
-        return (*self._choice.token_ids, *self._answer_ids)
+        ids = self._choice.token_ids
+        return (*ids, *self.answer_ids) if self.answer_ids else ids
 
     @property
     def _demand(self) -> Demand:
@@ -209,13 +209,17 @@ class Dispatch:
     def _call_back(self) -> None:
         """End what is left of an attempt: a submission whose prefill failed, or a prefill that is no longer
         needed."""
+        self._end_attempt()
+        self._stream = self._lease = None
+        self._held_back = []
+
+    def _end_attempt(self) -> None:
         if self._stream is not None:
             self._stream.cancel(self._request_id)
-        if self._prefilling is not None:
-            self._prefilling.cancel()
+        if (prefilling := self._prefilling) is not None:
+            self._prefilling = None
+            prefilling.prefill.cancel(prefilling.request_id)
         self._servers.ended()
-        self._stream = self._prefilling = self._lease = None
-        self._held_back = []
 
     def _leave_forks(self) -> None:
         """Start those forks anew that are still in the attempt that they share with this choice."""
@@ -241,79 +245,82 @@ class Dispatch:
         else:
             self._receiver.take(error)
 
-    async def _prefill_then_submit(self, decode: DecodeStream, fingerprint: str) -> None:
-        try:
-            await self._run(decode, fingerprint)
-        except TwinfangError as error:
-            self._fail(error)
-        except asyncio.CancelledError:
-            raise
-        except Exception:
-            log.exception("request %s: dispatch failed", self._request_id)
-            self._receiver.take(TwinfangError.told("the router failed on this request; its log says why"))
-
-    async def _run(self, decode: DecodeStream, fingerprint: str) -> None:
+    def _prefill(self, decode: DecodeStream, fingerprint: str) -> None:
+        """Send the prompt to a prefill server; :meth:`prefilled` gets the reply."""
         choice, request_id = self._choice, self._request_id
         near = replace(self._demand, near=decode.location)
         prefill = self._servers.choose_prefill(near, fingerprint, avoid=self._failed_addresses)
         kept = self._pool.conversations
         token_ids = self._token_ids
-        resume = None if kept is None else kept.take(token_ids, choice.cache_salt)
-        prompt_logprobs = None if self.prefill_reply else choice.prompt_logprobs  # only sent once
         request = PrefillRequest(
             request_id,
             token_ids,
-            prompt_logprobs,
+            None if self.prefill_reply else choice.prompt_logprobs,  # only sent once
             choice.cache_salt,
-            resume,
+            None if kept is None else kept.take(token_ids, choice.cache_salt),
             traceparent=self._timeline.call("prefill", prefill.worker_id),
+            timeout_s=self._time_left_s,
         )
-        timeout_s = self._time_left_s
         self._avoid(prefill.address)  # in the next attempt, whichever server is at fault
-
-        def submit(ticket: AnyTicket) -> None:
-            # Another decode server can read the state if the chosen one was lost or has begun to drain.
-            chosen = decode
-            if decode.info is None or decode.drain.is_draining:
-                near = replace(self._demand, near=prefill.location)
-                chosen = self._servers.choose_decode(near, fingerprint)
-            self._submit(chosen, ticket)
-            self._lease = (prefill, request_id)
-
-        def submit_early(ticket: PartialTicket) -> None:
-            if self._choice.is_scored:
-                return
-            with suppress(UnavailableError):  # a decode server may still join before the prompt is computed
-                submit(ticket)
-
-        called_s = time.monotonic()
-        self._prefilling = asyncio.current_task()
         try:
-            reply = await prefill.prefill(request, timeout_s=timeout_s, on_started=submit_early)
+            prefill.submit(request, self)
         except TwinfangError as error:
             self._servers.prefill_failed(error)
             raise
-        finally:
-            if self._prefilling is asyncio.current_task():
-                self._prefilling = None
+        self._prefilling = Prefilling(prefill, request_id, decode, fingerprint, time.monotonic())
+
+    def _hand_over(self, prefilling: Prefilling, ticket: AnyTicket) -> None:
+        """Submit with a prefill server's ticket. Another decode server can read the state if the chosen one
+        was lost or has begun to drain."""
+        chosen = prefilling.decode
+        if chosen.info is None or chosen.drain.is_draining:
+            near = replace(self._demand, near=prefilling.prefill.location)
+            chosen = self._servers.choose_decode(near, prefilling.fingerprint)
+        self._submit(chosen, ticket)
+        self._lease = (prefilling.prefill, prefilling.request_id)
+
+    def prefill_started(self, ticket: PartialTicket) -> None:
+        if self._prefilling is None or self._choice.is_scored:
+            return
+        with suppress(UnavailableError):  # a decode server may still join before the prompt is computed
+            self._hand_over(self._prefilling, ticket)
+
+    def prefill_failed(self, error: TwinfangError) -> None:
+        self._prefilling = None
+        self._servers.prefill_failed(error)
+        self._fail(error)
+
+    def prefilled(self, reply: PrefillReply) -> None:
+        prefilling, self._prefilling = self._prefilling, None
+        assert prefilling is not None
+        try:
+            self._go_on(prefilling, reply)
+        except TwinfangError as error:
+            self._fail(error)
+        except Exception:
+            log.exception("request %s: dispatch failed", self._request_id)
+            self._receiver.take(TwinfangError.told("the router failed on this request; its log says why"))
+
+    def _go_on(self, prefilling: Prefilling, reply: PrefillReply) -> None:
+        """Continue on the decode server, after a prefill server has computed the prompt."""
+        request_id = prefilling.request_id
         self._servers.prefilled(reply)
-        # No await from here on, so that a cancel comes either before the ticket or after the submission.
         if reply.prompt_logprobs is not None:
-            self._told_fingerprint = fingerprint
+            self._told_fingerprint = prefilling.fingerprint
             self._receiver.take(RequestOutput(request_id, (), prompt_logprobs=reply.prompt_logprobs))
         if self.prefill_reply is None:
-            self.prefill_reply, self.prefill_call_s = reply, time.monotonic() - called_s
-        if choice.is_scored:
-            prefill.abandon(request_id)
+            self.prefill_reply, self.prefill_call_s = reply, time.monotonic() - prefilling.called_s
+        if self._choice.is_scored:
+            prefilling.prefill.abandon(request_id)
             self._servers.scored()
             self._receiver.take(RequestOutput(request_id, (), finish_reason="length"))
             return
         self.was_early = self._stream is not None
         if not self.was_early:
             try:
-                submit(reply.ticket)
+                self._hand_over(prefilling, reply.ticket)
             except UnavailableError:
-                prefill.abandon(request_id)
+                prefilling.prefill.abandon(request_id)
                 raise
         self._submitted_s = time.monotonic()
         held_back, self._held_back = self._held_back, []
@@ -322,12 +329,20 @@ class Dispatch:
 
     # --- outputs ---------------------------------------------------------------------------------
 
-    def take_tokens(self, token_ids: tuple[int, ...]) -> None:
+    def divert(self, take_tokens: TakeTokens | None) -> None:
+        """Give outputs that are only tokens to ``take_tokens``, which adds the tokens to :attr:`answer_ids`.
+        The first tokens after a submission come to this dispatch all the same. None: all tokens come to this
+        dispatch."""
+        self._tokens_to = take_tokens
+        if self._has_progressed and self._stream is not None:
+            self._stream.divert(self._request_id, take_tokens or self.take_tokens)
+
+    def take_tokens(self, token_ids: tuple[int, ...], now_s: float) -> None:
         """Pass tokens on. The first tokens after a submission go through :meth:`take`, which notes the
         progress."""
         if self._has_progressed:
-            self._answer_ids += token_ids
-            self._receiver.take_tokens(token_ids)
+            self.answer_ids += token_ids
+            self._receiver.take_tokens(token_ids, now_s)
         else:
             self.take(RequestOutput(self._request_id, token_ids))
 
@@ -335,7 +350,7 @@ class Dispatch:
         """Pass an output on to the receiver. The ticket in the last output is kept for the conversation's
         next turn."""
         kept, choice = self._pool.conversations, self._choice
-        error = output if isinstance(output, TwinfangError) else _error_of(output)
+        error = output if isinstance(output, TwinfangError) else error_of(output)
         if error is not None:
             self._servers.decode_failed(error)
             if isinstance(error, UnavailableError) and self._stream is not None:
@@ -361,8 +376,10 @@ class Dispatch:
                 self._forks = []
                 self._told_fingerprint = self._fingerprint
                 self._servers.progressed()
+                if self._stream is not None and self._tokens_to is not None:
+                    self._stream.divert(self._request_id, self._tokens_to)
                 self.first_output_s = time.monotonic() - self._submitted_s
-            self._answer_ids += output.token_ids
+            self.answer_ids += output.token_ids
             self._failures = 0
         if kept is not None and isinstance(output.ticket, Ticket):
             kept.remember(list(self._token_ids), choice.cache_salt, output.ticket)
@@ -390,7 +407,7 @@ class Dispatch:
 
     def _submit(self, decode: DecodeStream, ticket: AnyTicket | None) -> None:
         choice = self._choice
-        wants_prompt = ticket is None and self.prefill_reply is None and not self._answer_ids
+        wants_prompt = ticket is None and self.prefill_reply is None and not self.answer_ids
         submit = Submit(
             self._request_id,
             self._token_ids,
@@ -399,11 +416,12 @@ class Dispatch:
             choice.prompt_logprobs if wants_prompt else None,
             choice.cache_salt,
             keeps_state=self._pool.conversations is not None,
-            num_answered=len(self._answer_ids),
+            num_answered=len(self.answer_ids),
             traceparent=self._timeline.call("decode", decode.worker_id),
             timeout_s=self._time_left_s,
             client=choice.client,
             forks=tuple(fork._forked(decode) for fork in self._forks),
+            handle=decode.new_handle(),
         )
         decode.submit(submit, self, {fork._request_id: fork for fork in self._forks})
         for one in (self, *self._forks):
@@ -414,17 +432,9 @@ class Dispatch:
         assert self._choice.params.seed is not None
         self._servers.use_decode(decode, self._demand)
         traceparent = self._timeline.call("decode", decode.worker_id)
-        return ForkedChoice(self._request_id, self._choice.params.seed, traceparent)
+        return ForkedChoice(self._request_id, self._choice.params.seed, traceparent, decode.new_handle())
 
     def _submitted(self, decode: DecodeStream, fingerprint: str, *, reads: bool) -> None:
         self._stream, self._fingerprint, self._has_begun = decode, fingerprint, True
         self._submitted_s, self.first_output_s, self._has_progressed = time.monotonic(), 0.0, False
         self._timeline.submitted(decode.worker_id, reads=reads)
-
-
-def _error_of(output: RequestOutput) -> TwinfangError | None:
-    if output.error is not None:
-        return error_from_code(output.error.code, output.error.message)
-    if output.finish_reason == "error":
-        return TwinfangError("the decode server failed on this request and did not say why")
-    return None

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import AsyncExitStack
+from collections.abc import Callable
 from itertools import groupby
 from types import TracebackType
 
 from router.admission.fair_queue import QueuedRequest
 from router.admission.place import Place
+from router.http.event_stream import WriteNow
 from router.observe.request_record import RequestRecord
 from router.serving.answer import Answer, Delta
 from router.serving.dispatch import Dispatch
 from router.serving.inbox import Inbox
 from router.serving.services import Services
 from router.serving.slice_lane import LIGHT_WEIGHT, OUTPUT_WEIGHT, SLICE_WEIGHT
-from router.serving.text_lane import Lane
+from router.serving.text_lane import TextLane
 from router.serving.text_request import TextRequest
 from wire.errors import (
     CancelledRequestError,
@@ -67,44 +68,49 @@ class Generation:
         )
         self._place: Place | None = None
         self._inbox: Inbox[tuple[int, RequestOutput | Delta | Exception]] = Inbox(services.backlog.changed)
-        self.lane: Lane | None = None
-        """May only be set if there is a single choice. It writes tokens to the client at once if they come
-        while the caller waits in :meth:`step`, which then returns only what the lane did not write."""
+        self._lane: TextLane | None = None
+        self._receivers = [_ChoiceReceiver(index, self._inbox) for index in range(len(self._choices))]
         self._dispatches: list[Dispatch] = []
         self._unfinished = set(range(len(self._choices)))
         self._last_token_s = [0.0] * len(self._choices)
         self._started_s = 0.0
-        self._exits = AsyncExitStack()
+        self._timer: asyncio.TimerHandle | None = None
 
     def _count_tokens(self) -> int:
         return sum(answer.num_tokens for answer in self.answers)
 
     async def __aenter__(self) -> Generation:
-        """Wait until the gate lets the request in. Raises what :meth:`Gate.enter` raises."""
-        metrics = self._services.metrics
-        self._started_s = time.monotonic()
-        async with AsyncExitStack() as exits:
-            exits.enter_context(metrics.request(self._record.client.api_key.name))
-            exits.enter_context(self._services.requests.follow(self._record))
-            with self._record.abortable_task():
-                queued = QueuedRequest(
-                    self._request.client.name,
-                    self._request.priority,
-                    len(self._choices),
-                    self._num_prompt_tokens,
-                    since_s=self._started_s,
-                    begin=self._begin,
-                )
-                entry = self._model.gate.enter(queued, deadline=self._request.deadline)
-                self._place = await exits.enter_async_context(entry)  # within metrics, which count a 429, too
-            self._record.admitted()
-            exits.enter_context(self._record.abortable(self._abort))
-            exits.enter_context(self._services.backlog.of(self._inbox, self._end_unread))
-            self._exits = exits.pop_all()
-        metrics.request_queue.observe(self._place.queue_s)
-        timer = asyncio.get_running_loop().call_at(self._request.deadline, self._expire)
-        self._exits.callback(timer.cancel)
-        self._begin()
+        """Wait until the gate lets the request in. Raises what :meth:`Gate.admit` and :meth:`Gate.wait`
+        raise."""
+        services, request, gate = self._services, self._request, self._model.gate
+        self._started_s = services.metrics.began()
+        services.requests.began(self._record)
+        queued = QueuedRequest(
+            request.client.name,
+            request.priority,
+            len(self._choices),
+            self._num_prompt_tokens,
+            since_s=self._started_s,
+            begin=self._begin,
+        )
+        try:
+            place = gate.admit(queued)
+            if place is None:
+                with self._record.abortable_task():
+                    place = await gate.wait(queued, deadline=request.deadline)
+        except BaseException as error:
+            self._ended(error)
+            raise
+        self._place = place
+        self._record.admitted(self._abort)
+        services.backlog.add(self._inbox, self._end_unread)
+        services.metrics.request_queue.observe(place.queue_s)
+        self._timer = asyncio.get_running_loop().call_at(request.deadline, self._expire)
+        try:
+            self._begin()
+        except BaseException as error:
+            await self.__aexit__(type(error), error, None)
+            raise
         return self
 
     def _begin(self) -> None:
@@ -129,7 +135,7 @@ class Generation:
             self._model,
             self._choices[index],
             deadline=self._request.deadline,
-            receiver=_ChoiceReceiver(self, index, self._inbox),
+            receiver=self._receivers[index],
             on_retry=self._services.metrics.retried,
             timeline=self._record.choices[index],
         )
@@ -139,17 +145,26 @@ class Generation:
     ) -> None:
         for dispatch in self._dispatches:
             dispatch.cancel()
-        if self._place is not None:
-            self._place.num_answer_tokens = self._count_tokens()
-            self._services.metrics.keys.used(
-                self._record.client.api_key.name,
-                num_prompt_tokens=self._num_prompt_tokens,
-                num_answer_tokens=self._place.num_answer_tokens,
-            )
-            self._place = None  # breaks reference cycles: the place and the dispatches refer to this
+        place = self._place
+        assert place is not None
+        assert self._timer is not None
+        place.num_answer_tokens = self._count_tokens()
+        self._services.metrics.keys.used(
+            self._record.client.api_key.name,
+            num_prompt_tokens=self._num_prompt_tokens,
+            num_answer_tokens=place.num_answer_tokens,
+        )
+        self._place = None  # breaks reference cycles: the place and the dispatches refer to this
         self._dispatches.clear()
-        self._services.recent.requests.add(1, self._services.recent.now_s)
-        await self._exits.__aexit__(kind, error, trace)
+        self._services.recent.requests.add(1, time.monotonic())
+        self._timer.cancel()
+        self._services.backlog.remove(self._inbox)
+        self._model.gate.leave(place)
+        self._ended(error)
+
+    def _ended(self, error: BaseException | None) -> None:
+        self._services.requests.ended(self._record, error)
+        self._services.metrics.ended(self._record.client.api_key.name, self._started_s, error)
 
     def _abort(self, error: TwinfangError) -> None:
         self._inbox.put((min(self._unfinished, default=0), error))
@@ -170,6 +185,32 @@ class Generation:
         if reply is not None:
             return reply.cached_tokens
         return 0 if stats is None else stats.cached_tokens
+
+    def take_lane(self, watched: str | None, write_now: WriteNow, event: Callable[[str], bytes]) -> None:
+        """Let the tokens that come next take a lane to the client, if they come while the caller waits in
+        :meth:`step`. This method then returns only what the lane did not write. To be called only if there is
+        a single choice; see :class:`TextLane`.
+
+        ``watched`` is :attr:`PartReader.watched`. None: the next text must not take a lane.
+        """
+        (dispatch,) = self._dispatches
+        if watched is None:
+            self._lane = None
+            dispatch.divert(None)
+        elif self._lane is None or watched or self._lane.watched:
+            self._lane = TextLane(
+                self.answers[0],
+                self._model.tokenizer.own_json,
+                answer_ids=dispatch.answer_ids,
+                last_token_s=self._last_token_s,
+                inbox=self._inbox,
+                metrics=self._token_metrics,
+                long_way=self._receivers[0],
+                write_now=write_now,
+                event=event,
+                watched=watched,
+            )
+            dispatch.divert(self._lane.take_tokens)
 
     @property
     def has_ended(self) -> bool:
@@ -215,7 +256,7 @@ class Generation:
         answer = self.answers[index]
         delta = answer.push(event)
         if delta.token_ids:
-            self.measure(index, len(delta.token_ids))
+            self._measure(index, len(delta.token_ids))
         if answer.finish_reason is not None:
             dispatch = self._dispatches[index]
             dispatch.cancel()  # if a stop string ended the answer, the server does not know that yet
@@ -242,7 +283,7 @@ class Generation:
             stats=answer.stats,
         )
 
-    def measure(self, index: int, num_tokens: int) -> None:
+    def _measure(self, index: int, num_tokens: int) -> None:
         """Update metrics: ``num_tokens`` tokens of a choice have come."""
         now, before = time.monotonic(), self._last_token_s[index]
         self._last_token_s[index] = now
@@ -255,14 +296,11 @@ class Generation:
 
 
 class _ChoiceReceiver:
-    """Puts the outputs of one choice into the inbox, or passes tokens to the lane."""
+    """Puts the outputs of one choice into the inbox."""
 
-    __slots__ = ("_generation", "_inbox", "_index")
+    __slots__ = ("_inbox", "_index")
 
-    def __init__(
-        self, generation: Generation, index: int, inbox: Inbox[tuple[int, RequestOutput | Delta | Exception]]
-    ) -> None:
-        self._generation = generation
+    def __init__(self, index: int, inbox: Inbox[tuple[int, RequestOutput | Delta | Exception]]) -> None:
         self._inbox = inbox
         self._index = index
 
@@ -272,16 +310,8 @@ class _ChoiceReceiver:
             weight += len(output.token_ids) + output.num_logprobs
         self._inbox.put((self._index, output), weight)
 
-    def take_tokens(self, token_ids: tuple[int, ...]) -> None:
-        generation, lane, weight = self._generation, self._generation.lane, OUTPUT_WEIGHT + len(token_ids)
-        if lane is None or not self._inbox.is_awaited:
-            self._inbox.put((self._index, RequestOutput("", token_ids)), weight)
-            return
-        try:
-            left = lane.write(generation.answers[self._index], token_ids)
-            generation.measure(self._index, len(token_ids))
-        except Exception as error:
-            self._inbox.put((self._index, error))
-            return
-        if left is not None:
-            self._inbox.put((self._index, left), weight)
+    def take_tokens(self, token_ids: tuple[int, ...], now_s: float) -> None:
+        self._inbox.put((self._index, RequestOutput("", token_ids)), OUTPUT_WEIGHT + len(token_ids))
+
+    def take_left(self, left: Delta | Exception, token_ids: tuple[int, ...]) -> None:
+        self._inbox.put((self._index, left), OUTPUT_WEIGHT + len(token_ids))

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
@@ -26,18 +25,16 @@ class Inbox(Generic[T]):
         self._items: deque[tuple[T, int]] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._is_closed = False
+        self.is_awaited = False
+        """Whether the reader waits and nothing has come yet."""
         self.weight = 0
         """The weight of all waiting items."""
-
-    @property
-    def is_awaited(self) -> bool:
-        """Whether the reader waits and nothing has come yet."""
-        return self._waiter is not None and not self._items
 
     def put(self, item: T, weight: int = 1) -> None:
         if self._is_closed:
             return
         self._items.append((item, weight))
+        self.is_awaited = False
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
         self.weight += weight
@@ -48,10 +45,11 @@ class Inbox(Generic[T]):
         if self._items:
             return False
         self._waiter = asyncio.get_running_loop().create_future()
+        self.is_awaited = True
         try:
             await self._waiter
         finally:
-            self._waiter = None
+            self._waiter, self.is_awaited = None, False
         return True
 
     def take(self, max_weight: int) -> list[T]:
@@ -98,16 +96,15 @@ class Backlog:
         self._owners: dict[Inbox[Any], Callable[[], None]] = {}
         self.weight = 0
 
-    @contextmanager
-    def of(self, inbox: Inbox[Any], end: Callable[[], None]) -> Iterator[None]:
-        """Count an inbox as long as the context lasts. The inbox reports its weight to :meth:`changed`.
-        ``end`` is called to end the inbox's request early."""
+    def add(self, inbox: Inbox[Any], end: Callable[[], None]) -> None:
+        """Count an inbox until :meth:`remove`. The inbox reports its weight to :meth:`changed`. ``end`` is
+        called to end the inbox's request early."""
         self._owners[inbox] = end
-        try:
-            yield
-        finally:
-            del self._owners[inbox]
-            inbox.close()
+
+    def remove(self, inbox: Inbox[Any]) -> None:
+        """Close an inbox that :meth:`add` has added."""
+        del self._owners[inbox]
+        inbox.close()
 
     def changed(self, weight: int) -> None:
         self.weight += weight

@@ -79,4 +79,4 @@ class Services:
 
 
 def services_of(request: Request) -> Services:
-    return cast(Services, request.app.state.services)
+    return cast(Services, request.scope["app"].state.services)

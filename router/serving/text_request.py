@@ -4,8 +4,8 @@ to servers."""
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass, replace
-from itertools import product
+from dataclasses import dataclass
+from itertools import count, product
 
 from router.access.client import Client
 from router.models.answer_parts import AnswerForm
@@ -14,6 +14,10 @@ from router.models.prompt import Prompt
 from router.models.reasoning.model_reasoning import ReasoningForm
 from router.observe.request_trace import RequestTrace
 from wire.messages.sampling_params import SamplingParams
+
+OWN_IDS = secrets.token_hex(4)
+"""Tells the ids of this router from those of others."""
+_numbers = count()
 
 
 @dataclass(frozen=True)
@@ -43,14 +47,6 @@ class Choice:
         Log-probabilities of a prompt are computed for each choice that wants them.
         """
         return len(self.token_ids) > 1 and not self.is_scored and self.prompt_logprobs is None
-
-    @property
-    def seeded(self) -> Choice:
-        """This choice, with a random seed if it has no seed yet. So every server that continues the choice
-        draws the same tokens."""
-        if self.params.seed is not None:
-            return self
-        return replace(self, params=replace(self.params, seed=secrets.randbits(63)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +116,7 @@ class TextRequest:
         wants_prompt_logprobs = self.echo and len(prompt.token_ids) > 1
         return Choice(
             # Two clients may choose the same X-Request-Id; the servers must still tell them apart.
-            request_id=f"{self.id}-{number}-{secrets.token_hex(4)}",
+            request_id=f"{self.id}-{number}-{OWN_IDS}{next(_numbers):x}",
             token_ids=prompt.token_ids,
             params=params,
             prompt_logprobs=self.logprobs if wants_prompt_logprobs else None,

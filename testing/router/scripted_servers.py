@@ -13,13 +13,14 @@ from typing import Any
 
 import grpc.aio
 
+from prefill_server.stream import RouterStreams
 from wire.codec import encode
 from wire.errors import TwinfangError
+from wire.gathered import messages_in
 from wire.health import Health
 from wire.http.address import host_port
 from wire.messages.generation import (
     Cancel,
-    ConnectPeers,
     DrainNews,
     Empty,
     ErrorReply,
@@ -43,13 +44,12 @@ from wire.rpc import (
     DESCRIBE,
     GET_PREFIXES,
     GET_STATS,
-    PREFILL,
     PREFILL_SERVICE,
     SERVER_OPTIONS,
     SERVER_SERVICE,
     SET_DRAINING,
+    StreamRequest,
     decode_stream_request,
-    replies_handler,
     service,
     stream_handler,
     unary_handler,
@@ -136,6 +136,10 @@ async def hanging(submit: Submit, send: Send) -> None:
 
 async def silent(submit: Submit, send: Send) -> None:
     """Sends nothing at all."""
+
+
+def drain_news(info: ServerInfo) -> DrainNews:
+    return DrainNews(info.is_draining, info.incarnation)
 
 
 @dataclass
@@ -239,24 +243,29 @@ class ScriptedDecode(Scripted):
     async def stream(self, requests: AsyncIterator[bytes], _context: Any) -> AsyncIterator[bytes]:
         outgoing: asyncio.Queue[bytes] = asyncio.Queue()
         tasks: list[asyncio.Task[None]] = []
+        handles: dict[str, int] = {}
 
         def send(*outputs: RequestOutput) -> None:
-            outgoing.put_nowait(encode(Outbox(outputs).take()))
+            outgoing.put_nowait(encode(Outbox(outputs).take().news(handles)))
 
         self.send = send
-        outgoing.put_nowait(encode(DrainNews(self.info.is_draining, self.info.incarnation)))
+        outgoing.put_nowait(encode(drain_news(self.info)))
+
+        def take(message: StreamRequest) -> None:
+            if isinstance(message, Submit):
+                for choice in (message, *message.forked()):
+                    handles[choice.request_id] = choice.handle
+                    self.submitted.append(choice)
+                    tasks.append(asyncio.create_task(self.script(choice, send)))
+            elif isinstance(message, Cancel):
+                self.cancelled.append(message.request_id)
+            else:
+                self.peers += message.addresses
 
         async def read() -> None:
             async for data in requests:
-                message = decode_stream_request(data)
-                if isinstance(message, Submit):
-                    for choice in (message, *message.forked()):
-                        self.submitted.append(choice)
-                        tasks.append(asyncio.create_task(self.script(choice, send)))
-                elif isinstance(message, Cancel):
-                    self.cancelled.append(message.request_id)
-                elif isinstance(message, ConnectPeers):
-                    self.peers += message.addresses
+                for one in messages_in(data):
+                    take(decode_stream_request(one))
 
         tasks.append(asyncio.create_task(read()))
         self.num_streams += 1
@@ -279,8 +288,9 @@ class ScriptedPrefill(Scripted):
     """Whether an early ticket comes before each reply."""
 
     def handlers(self) -> list[grpc.GenericRpcHandler]:
+        self.streams = RouterStreams(self.prefill, lambda: drain_news(self.info))
         methods = {
-            PREFILL.name: replies_handler(PREFILL, self.prefill),
+            "Stream": stream_handler(self.streams.handle),
             ABANDON.name: unary_handler(ABANDON, self.abandon),
         }
         return [service(PREFILL_SERVICE, methods)]
@@ -294,6 +304,11 @@ class ScriptedPrefill(Scripted):
         except asyncio.CancelledError:
             self.num_cancelled += 1
             raise
+
+    def drained_elsewhere(self, is_draining: bool) -> None:
+        """Begins or ends a drain as another router would."""
+        self.info = dataclasses.replace(self.info, is_draining=is_draining)
+        self.streams.tell_of_drain()
 
     def early_ticket(self, request: PrefillRequest) -> PartialTicket:
         num_tokens = len(request.token_ids) - 1

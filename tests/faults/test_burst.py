@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from testing.faults.fleet import ANSWER_DEADLINE_S, LEASE_TTL_S, Fleet
+from testing.router.prefill_calls import prefill
 from wire.codec import encode
 from wire.errors import LeaseError, TransferError
-from wire.messages.generation import PrefillReply, PrefillRequest, StepOutputs, Submit
+from wire.messages.generation import PrefillReply, PrefillRequest, StepNews, Submit
 from wire.messages.sampling_params import SamplingParams
-from wire.rpc import PREFILL, STREAM_PATH, call_for_replies, decode_stream_reply, open_channel
+from wire.rpc import STREAM_PATH, decode_stream_reply, open_channel
 
 NUM_REQUESTS = 64
 MAX_TOKENS = 10
@@ -67,6 +68,8 @@ async def _answers(fleet: Fleet, bodies: list[dict[str, Any]]) -> list[list[int]
     addresses = [fleet[name].address for name in ("prefill-a", "prefill-b")]
     tokens: dict[str, list[int]] = {f"burst-{i}": [] for i in range(len(bodies))}
     ended: dict[str, str | None] = {}
+    names: dict[int, str] = {}
+    """The requests by their handles."""
     async with (
         open_channel(addresses[0]) as one,
         open_channel(addresses[1]) as other,
@@ -76,10 +79,16 @@ async def _answers(fleet: Fleet, bodies: list[dict[str, Any]]) -> list[list[int]
         stream = decode.stream_stream(STREAM_PATH)()
         submits = [_prefilled((one, other)[i % 2], f"burst-{i}", body) for i, body in enumerate(bodies)]
         for submit in asyncio.as_completed(submits):
-            await stream.write(encode(await submit))
+            submit = await submit
+            names[len(names) + 1] = submit.request_id
+            await stream.write(encode(replace(submit, handle=len(names))))
         while len(ended) < len(bodies):
             reply = decode_stream_reply(await stream.read())
-            for output in reply if isinstance(reply, StepOutputs) else ():
+            if not isinstance(reply, StepNews):
+                continue
+            for handle, token_ids in reply.plain():
+                tokens[names[handle]] += token_ids
+            for output in reply.outputs:
                 tokens[output.request_id] += output.token_ids
                 if output.finish_reason is not None:
                     ended[output.request_id] = None if output.error is None else output.error.code
@@ -91,7 +100,7 @@ async def _prefilled(channel, name: str, body: dict[str, Any]) -> Submit:
     prompt = tuple(body["prompt"])
     request = PrefillRequest(name, prompt, cache_salt=body["cache_salt"])
     params = SamplingParams(max_tokens=body["max_tokens"], temperature=0.0, ignore_eos=True)
-    async for reply in call_for_replies(channel, PREFILL, request, timeout_s=ANSWER_DEADLINE_S):
+    async for reply in prefill(channel, request):
         if isinstance(reply, PrefillReply):
             return Submit(name, prompt, params, reply.ticket, cache_salt=body["cache_salt"])
     raise AssertionError(f"{name}: no reply")

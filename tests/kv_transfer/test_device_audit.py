@@ -21,7 +21,7 @@ from prefill_server.service import PrefillService
 from telemetry.start_up import StartUp
 from testing.device_audit import DeviceAudit, forget_to_use_device
 from wire.codec import encode
-from wire.messages.generation import PrefillReply, PrefillRequest, StepOutputs, Submit
+from wire.messages.generation import PrefillReply, PrefillRequest, StepNews, Submit
 from wire.messages.sampling_params import SamplingParams
 from wire.rpc import decode_stream_reply
 from wire.server import GrpcServer
@@ -77,7 +77,7 @@ async def decoded(server, request_id, token_ids, ticket):
     tokens, kept = [], None
     async for data in server.service.stream(requests(), SimpleNamespace()):
         message = decode_stream_reply(data)
-        for output in message.outputs if isinstance(message, StepOutputs) else ():
+        for output in message.outputs if isinstance(message, StepNews) else ():
             assert output.error is None, output.error
             tokens += output.token_ids
             kept = output.ticket or kept

@@ -11,15 +11,15 @@ from contextlib import contextmanager
 import pytest
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
+from router.http.client_end import ClientEnd
 from router.http.connection import HttpConnection
-from router.http.disconnect import WriteLimit
 from router.serving.dispatch import Dispatch
 from router.serving.generation import Generation
 from testing.conditions import TIMEOUT_S, until
 from testing.router.scripted_router import MODEL, raw_request
 from testing.router.scripted_servers import hanging, saying
 
-OF_A_REQUEST = (HttpConnection, RequestResponseCycle, Generation, Dispatch, WriteLimit)
+OF_A_REQUEST = (HttpConnection, RequestResponseCycle, Generation, Dispatch, ClientEnd)
 
 
 def kept() -> list[object]:

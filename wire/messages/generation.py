@@ -1,9 +1,10 @@
-"""Messages of a request's life: the prefill call, the decode stream, and servers' descriptions and stats."""
+"""Messages of a request's life: the prefill stream, the decode stream, servers' descriptions and stats."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field, replace
+from itertools import accumulate, chain
 from typing import Literal
 
 from wire.codec import message
@@ -36,6 +37,14 @@ class TokenLogprobs:
 
 
 @message
+class ErrorReply:
+    """An error as it is sent; see :func:`wire.errors.error_from_code`."""
+
+    code: str
+    message: str
+
+
+@message
 class PrefillRequest:
     """Asks to run all of ``token_ids`` except the last, and to keep the state for a decode server."""
 
@@ -51,6 +60,8 @@ class PrefillRequest:
     earlier answer."""
     traceparent: str = ""
     """The request's trace and parent span (:mod:`wire.messages.traceparent`); empty: none."""
+    timeout_s: float | None = None
+    """How long the client waits for the prompt; then the server gives it up. None: no limit."""
 
     def __post_init__(self) -> None:
         check_traceparent(self.traceparent)
@@ -74,6 +85,14 @@ class PrefillReply:
 
 
 @message
+class PrefillNews:
+    """What a prefill server says of one request; nothing follows a reply or an error."""
+
+    request_id: str
+    news: PrefillStarted | PrefillReply | ErrorReply
+
+
+@message
 class ForkedChoice:
     """A further choice of a submitted prompt, with the parameters of the first one and a seed of its own."""
 
@@ -81,6 +100,8 @@ class ForkedChoice:
     seed: int
     traceparent: str = ""
     """Like :attr:`PrefillRequest.traceparent`."""
+    handle: int = 0
+    """Like :attr:`Submit.handle`."""
 
     def __post_init__(self) -> None:
         check_traceparent(self.traceparent)
@@ -114,6 +135,8 @@ class Submit:
     forks: tuple[ForkedChoice, ...] = ()
     """Further choices, which start from the state that this request reads or computes. They end with it, as
     ``moved``, if it ends before its first token."""
+    handle: int = 0
+    """The router's number for this request on this stream, by which :class:`StepNews` names it."""
 
     def __post_init__(self) -> None:
         check_traceparent(self.traceparent)
@@ -131,6 +154,7 @@ class Submit:
                 params=replace(self.params, seed=fork.seed),
                 ticket=None,
                 traceparent=fork.traceparent,
+                handle=fork.handle,
                 forks=(),
             )
             for fork in self.forks
@@ -147,14 +171,6 @@ class ConnectPeers:
     """Asks for handshakes with these prefill servers now, so that no request pays for the first contact."""
 
     addresses: tuple[str, ...]
-
-
-@message
-class ErrorReply:
-    """An error as it is sent; see :func:`wire.errors.error_from_code`."""
-
-    code: str
-    message: str
 
 
 @message
@@ -234,7 +250,7 @@ class SetDraining:
 
 @message
 class DrainNews:
-    """Tells each router whether a decode server drains: at the start of its stream and on every change."""
+    """Tells each router whether a server drains: at the start of its stream and on every change."""
 
     is_draining: bool
     incarnation: str
@@ -243,8 +259,40 @@ class DrainNews:
 
 
 @message
-class StepOutputs:
+class StepNews:
     """The outputs of one or several engine steps, for the router at the other end of the stream.
+
+    Nearly all outputs are plain (:attr:`RequestOutput.is_plain`): they have tokens and nothing else. These
+    are sent as lists of numbers, which cost a tenth of what a map of request ids costs.
+    """
+
+    handles: tuple[int, ...]
+    """The requests of the plain outputs. Their tokens come before the same requests' ``outputs``."""
+    token_ids: tuple[int, ...]
+    """The tokens of all plain outputs, one output after the other."""
+    counts: tuple[int, ...] = ()
+    """How many of the tokens each plain output has. Empty: one each."""
+    outputs: tuple[RequestOutput, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.counts and (len(self.counts) != len(self.handles) or min(self.counts) < 1):
+            raise WireError(f"counts: expected {len(self.handles)} numbers of at least 1, got {self.counts}")
+        num_tokens = sum(self.counts) if self.counts else len(self.handles)
+        if num_tokens != len(self.token_ids):
+            raise WireError(f"token_ids: expected {num_tokens} tokens, got {len(self.token_ids)}")
+
+    def plain(self) -> Iterable[tuple[int, tuple[int, ...]]]:
+        """Return the handle and the tokens of each plain output."""
+        if not self.counts:
+            return zip(self.handles, zip(self.token_ids, strict=True), strict=True)
+        ends = accumulate(self.counts)
+        slices = (self.token_ids[end - count : end] for end, count in zip(ends, self.counts, strict=True))
+        return zip(self.handles, slices, strict=True)
+
+
+@message
+class StepOutputs:
+    """The outputs of one or several engine steps, by request.
 
     :class:`wire.outbox.Outbox` makes these from single outputs.
     """
@@ -263,6 +311,19 @@ class StepOutputs:
         for request_id, token_ids in self.token_ids.items():
             yield RequestOutput(request_id, token_ids)
         yield from self.outputs
+
+    def news(self, handles: Mapping[str, int]) -> StepNews:
+        """Return the message for a router. Plain outputs of requests without a handle are left out."""
+        told = [
+            (handle, ids) for key, ids in self.token_ids.items() if (handle := handles.get(key)) is not None
+        ]
+        counts = tuple(len(ids) for _, ids in told)
+        return StepNews(
+            tuple(handle for handle, _ in told),
+            tuple(chain.from_iterable(ids for _, ids in told)),
+            () if all(count == 1 for count in counts) else counts,
+            self.outputs,
+        )
 
 
 @message

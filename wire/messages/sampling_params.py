@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from operator import attrgetter
 
 from wire.codec import message
 from wire.errors import InvalidRequestError
@@ -32,6 +33,7 @@ RANGES: dict[str, tuple[float, float]] = {
 """Smallest and largest values; ``top_p`` must be above its smallest value. With a ``repetition_penalty`` far
 outside its range, logits overflow float32. To the engine, logits that are not finite are the sign of a
 damaged state, so it would end the request."""
+_ranged = attrgetter(*RANGES)
 CHECKPOINT_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 """Parameters whose defaults may come from a checkpoint's ``generation_config.json``."""
 
@@ -103,12 +105,15 @@ class SamplingParams:
     """None: the answer has no thinking, or nothing depends on where it ends."""
 
     def __post_init__(self) -> None:
-        for name, (low, high) in RANGES.items():
-            if (value := getattr(self, name)) is not None:
+        for value, (name, (low, high)) in zip(_ranged(self), RANGES.items(), strict=True):
+            if value is not None and not low < value <= high:  # nearly all values are within
                 _within(name, value, low, high, open_low=name == "top_p")
-        _within("min_tokens", self.min_tokens, 0, self.max_tokens)
-        _within("stop_token_ids (their count)", len(self.stop_token_ids), 0, MAX_STOP_TOKEN_IDS)
-        _within("logit_bias (its entries)", len(self.logit_bias), 0, MAX_LOGIT_BIASES)
+        if self.min_tokens:
+            _within("min_tokens", self.min_tokens, 0, self.max_tokens)
+        if self.stop_token_ids:
+            _within("stop_token_ids (their count)", len(self.stop_token_ids), 0, MAX_STOP_TOKEN_IDS)
+        if self.logit_bias:
+            _within("logit_bias (its entries)", len(self.logit_bias), 0, MAX_LOGIT_BIASES)
         for _, bias in self.logit_bias:
             _within("logit_bias", bias, -100.0, 100.0)
         if self.grammar is not None:

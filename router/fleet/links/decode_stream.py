@@ -3,23 +3,14 @@ requests."""
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import random
+import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from itertools import count
+from typing import Protocol
 
-import grpc
-import grpc.aio
-
-from router.background import OnFatal, cancel_and_wait
-from router.fleet.links.server_connection import (
-    LOOK_INTERVAL_S,
-    RETRY_INTERVAL_S,
-    MayConnect,
-    require_nothing,
-)
-from router.fleet.links.server_link import AddedBy, ServerLink
+from router.fleet.links.kept_stream import KeptStream
+from router.fleet.links.server_connection import MayConnect, require_nothing
+from router.fleet.links.server_link import RESTARTED, AddedBy, ServerLink
 from router.policies.location import NOWHERE, Location
 from wire.codec import encode
 from wire.errors import TwinfangError, UnavailableError
@@ -29,10 +20,16 @@ from wire.messages.generation import (
     DrainNews,
     RequestOutput,
     ServerInfo,
-    StepOutputs,
+    StepNews,
     Submit,
 )
 from wire.rpc import STREAM_PATH, decode_stream_reply, read_long
+
+TakeTokens = Callable[[tuple[int, ...], float], None]
+"""Like :meth:`Receiver.take_tokens`."""
+
+
+NO_FORKS: Mapping[str, Receiver] = {}
 
 
 class Receiver(Protocol):
@@ -43,15 +40,13 @@ class Receiver(Protocol):
         """Take an output or an error. No call follows after an error or after an output with a finish
         reason."""
 
-    def take_tokens(self, token_ids: tuple[int, ...]) -> None:
-        """Take an output that has tokens and nothing else. Nearly all outputs are of this kind."""
-
-
-log = logging.getLogger(__name__)
+    def take_tokens(self, token_ids: tuple[int, ...], now_s: float) -> None:
+        """Take an output that has tokens and nothing else, which came at ``now_s`` on the monotonic clock.
+        Nearly all outputs are of this kind."""
 
 
 class DecodeStream(ServerLink):
-    """Keeps the stream to one decode server open, and gives every output to the receiver of its request.
+    """Gives every output of one decode server to the receiver of its request.
 
     ``prefill_addresses`` returns the prefill servers to which a newly connected decode server should connect.
     """
@@ -76,137 +71,103 @@ class DecodeStream(ServerLink):
             added_by=added_by,
             location=location,
         )
-        self._max_backoff_s = min(RETRY_INTERVAL_S, probe_interval_s)
-        self._look_interval_s = min(LOOK_INTERVAL_S, probe_interval_s)
+        self._stream = KeptStream(
+            self._connection, self.drain, self, path=STREAM_PATH, probe_interval_s=probe_interval_s
+        )
         self._prefill_addresses = prefill_addresses
-        self._receivers: dict[str, Receiver] = {}
-        self._outgoing: asyncio.Queue[bytes] = asyncio.Queue()
+        self._receivers: dict[str, tuple[Receiver, int]] = {}
+        """Each request's receiver and handle."""
+        self._tokens_to: dict[int, TakeTokens] = {}
+        """Where outputs go that are only tokens, by handle: to the receiver, unless it has diverted them."""
+        self._handles = count(1)
 
     @property
     def num_requests(self) -> int:
         return len(self._receivers)
 
-    def start(self, on_fatal: OnFatal) -> None:
-        self._keep(self._stay_connected(), f"stream to decode server {self.address}", on_fatal)
+    def new_handle(self) -> int:
+        """Return a number for a further request."""
+        return next(self._handles)
 
-    async def close(self) -> None:
-        await self._end_tasks()
-        await self._connection.close()
-
-    def submit(
-        self, request: Submit, receiver: Receiver, forks: Mapping[str, Receiver] | None = None
-    ) -> None:
+    def submit(self, request: Submit, receiver: Receiver, forks: Mapping[str, Receiver] = NO_FORKS) -> None:
         """Send a request; its outputs go to ``receiver``, and those of its forks to ``forks``, by request id.
+        The request and its forks have handles from :meth:`new_handle`.
 
         Raises :class:`UnavailableError` if there is no stream.
         """
         if self.info is None:
             raise UnavailableError(f"the decode server at {self.address} is not connected: {self.problem}")
-        self._receivers |= {request.request_id: receiver, **(forks or {})}
-        self._outgoing.put_nowait(encode(request))
+        self._take(request.request_id, request.handle, receiver)
+        for fork in request.forks:
+            self._take(fork.request_id, fork.handle, forks[fork.request_id])
+        self._stream.send(encode(request))
+
+    def divert(self, request_id: str, take_tokens: TakeTokens) -> None:
+        """Give this request's outputs that are only tokens to ``take_tokens`` from now on."""
+        if (found := self._receivers.get(request_id)) is not None:
+            self._tokens_to[found[1]] = take_tokens
 
     def cancel(self, request_id: str) -> None:
         """Deliver nothing more for this request, and tell the server to forget it."""
-        if self._receivers.pop(request_id, None) is not None and self._info is not None:
-            self._outgoing.put_nowait(encode(Cancel(request_id)))
+        if (found := self._receivers.pop(request_id, None)) is not None:
+            del self._tokens_to[found[1]]
+            self._stream.send(encode(Cancel(request_id)))
 
     def give_up(self) -> None:
         """Let all requests continue on other servers. This server is told to forget them, in case it still
         receives messages."""
         for request_id in self._receivers:
-            self._outgoing.put_nowait(encode(Cancel(request_id)))
+            self._stream.send(encode(Cancel(request_id)))
         self._fail_all("the decode server does not answer; send the request again", "its engine hangs")
 
     def connect_peers(self, addresses: Iterable[str]) -> None:
         """Ask the server to connect to prefill servers before a request needs them."""
         message = ConnectPeers(tuple(addresses))
-        if self._info is not None and self._info.role == "decode" and message.addresses:
-            self._outgoing.put_nowait(encode(message))
+        info = self._stream.info
+        if info is not None and info.role == "decode" and message.addresses:
+            self._stream.send(encode(message))
 
-    async def _stay_connected(self) -> None:
-        backoff_s = 0.05
-        while True:
-            num_wishes = self.drain.num_wishes
-            info = await self._connection.describe()
-            if info is not None:
-                backoff_s = 0.05
-                self.drain.appeared(info, num_wishes=num_wishes)
-                await self.drain.tell()
-                await self._serve(info)
-            await asyncio.sleep(backoff_s * random.uniform(0.75, 1.25))
-            backoff_s = min(2 * backoff_s, self._max_backoff_s)
-
-    async def _serve(self, info: ServerInfo) -> None:
-        """Serve requests from the stream's opening to its end."""
-        stream: Any = self._connection.channel.stream_stream(STREAM_PATH)()
-        self._outgoing = asyncio.Queue()
+    def opened(self, info: ServerInfo) -> None:
         self.assignments.appeared(info)
-        self._info, self._is_silent = info, False
-        log.info("connected to %s server %s", info.role, self.address)
         self.connect_peers(self._prefill_addresses(info))
-        helpers = [asyncio.create_task(one) for one in (self._write(stream), self._keep_looking())]
-        try:
-            self._connection.failed(await self._read(stream, info))
-        except grpc.aio.AioRpcError as error:
-            self._connection.failed(f"the stream broke: {error.code().name}: {error.details()}")
-        except TwinfangError as error:
-            self._connection.failed(f"it sent a message that can't be read: {error.message}")
-        finally:
-            self._info = None
-            stream.cancel()
-            await cancel_and_wait(*helpers)
-            self._fail_all(
-                "the decode server was lost while it answered; send the request again",
-                f"the connection was lost while it answered: {self.problem}",
-            )
 
-    async def _read(self, stream: Any, info: ServerInfo) -> str:
-        """Read outputs until the stream can't be used any longer. Return the reason."""
-        while (data := await stream.read()) is not grpc.aio.EOF:
-            self._heard()
-            news = await read_long(decode_stream_reply, data)
-            if not isinstance(news, DrainNews):
-                self._deliver(news)
-            elif news.incarnation == info.incarnation:
-                self.drain.heard(news.is_draining)
-            else:  # the old process had not taken the call, so gRPC itself sent the call to the new one
-                return "it was restarted while this router connected to it"
-        return "it ended the stream"
+    async def received(self, data: bytes, info: ServerInfo) -> str:
+        news = await read_long(decode_stream_reply, data)
+        if not isinstance(news, DrainNews):
+            self._deliver(news)
+        elif news.incarnation == info.incarnation:
+            self.drain.heard(news.is_draining)
+        else:  # the old process had not taken the call, so gRPC itself sent the call to the new one
+            return RESTARTED
+        return ""
 
-    def _heard(self) -> None:
-        """Note that the server has sent something. A server that was silent can be used again at once,
-        because requests that failed while it was frozen are tried again now."""
-        self._connection.heard()
-        if self._is_silent:
-            self._is_silent = False
-            self._connection.succeeded()
+    def lost(self) -> None:
+        self._fail_all(
+            "the decode server was lost while it answered; send the request again",
+            f"the connection was lost while it answered: {self.problem}",
+        )
 
-    async def _keep_looking(self) -> None:
-        while True:
-            await asyncio.sleep(self._look_interval_s)
-            self._is_silent = await self._connection.look() is None
+    def _take(self, request_id: str, handle: int, receiver: Receiver) -> None:
+        self._receivers[request_id] = (receiver, handle)
+        self._tokens_to[handle] = receiver.take_tokens
 
-    async def _write(self, stream: Any) -> None:
-        try:
-            while True:
-                await stream.write(await self._outgoing.get())
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
-            log.debug("stream to %s: no more writing: %s", self.address, error)  # the reader sees it too
-
-    def _deliver(self, news: StepOutputs) -> None:
+    def _deliver(self, news: StepNews) -> None:
         """Give outputs to their receivers. A request without a receiver was cancelled while its output was on
         the way."""
-        for request_id, token_ids in news.token_ids.items():
-            if (receiver := self._receivers.get(request_id)) is not None:
-                receiver.take_tokens(token_ids)
+        now_s, tokens_to = time.monotonic(), self._tokens_to
+        for handle, token_ids in news.plain():
+            if (take := tokens_to.get(handle)) is not None:
+                take(token_ids, now_s)
         for output in news.outputs:
-            if (receiver := self._receivers.get(output.request_id)) is not None:
+            if (found := self._receivers.get(output.request_id)) is not None:
+                receiver, handle = found
                 if output.finish_reason is not None:
-                    del self._receivers[output.request_id]
+                    del self._receivers[output.request_id], tokens_to[handle]
                 receiver.take(output)
 
     def _fail_all(self, told: str, why: str) -> None:
         detail = f"the decode server at {self.address}: {why}"
         receivers, self._receivers = self._receivers, {}
-        for receiver in receivers.values():
+        self._tokens_to.clear()
+        for receiver, _ in receivers.values():
             receiver.take(UnavailableError.told(told, detail=detail))

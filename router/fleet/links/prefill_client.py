@@ -1,26 +1,32 @@
-"""The router's end of the connection to one prefill server."""
+"""The router's end of the connection to one prefill server: a bidirectional stream that carries all
+prompts."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Callable
-from contextlib import aclosing
+from typing import Protocol
 
-from router.background import OnFatal
-from router.fleet.links.server_connection import (
-    LOOK_INTERVAL_S,
-    RETRY_INTERVAL_S,
-    MayConnect,
-    require_nothing,
-)
-from router.fleet.links.server_link import AddedBy, ServerLink
+from router.fleet.links.kept_stream import KeptStream
+from router.fleet.links.server_connection import MayConnect, require_nothing
+from router.fleet.links.server_link import RESTARTED, AddedBy, ServerLink
 from router.policies.location import NOWHERE, Location
-from wire.errors import DeadlineError, TwinfangError, UnavailableError
-from wire.messages.generation import PrefillReply, PrefillRequest
+from wire.codec import encode
+from wire.errors import TwinfangError, UnavailableError, error_from_code
+from wire.gathered import messages_in
+from wire.messages.generation import (
+    Cancel,
+    DrainNews,
+    PrefillNews,
+    PrefillReply,
+    PrefillRequest,
+    PrefillStarted,
+    ServerInfo,
+)
 from wire.messages.handoff import Abandon, PartialTicket
 from wire.repeated_lines import RepeatedLines
-from wire.rpc import ABANDON, PREFILL, call, call_for_replies
+from wire.rpc import ABANDON, PREFILL_PATH, call, decode_prefill_reply, read_long
 
 log = logging.getLogger(__name__)
 lines = RepeatedLines(log)
@@ -28,8 +34,22 @@ lines = RepeatedLines(log)
 ABANDON_TIMEOUT_S = 5.0
 
 
+class PrefillReceiver(Protocol):
+    """Gets what a server says of one prompt. It is called on the event loop between the news of other
+    prompts, so its methods must neither wait nor raise."""
+
+    def prefill_started(self, ticket: PartialTicket) -> None:
+        """Take the early ticket of a prompt that takes a while. Called at most once."""
+
+    def prefilled(self, reply: PrefillReply) -> None:
+        """Take the reply. No call follows."""
+
+    def prefill_failed(self, error: TwinfangError) -> None:
+        """Take the server's error, or that the server was lost. No call follows."""
+
+
 class PrefillClient(ServerLink):
-    """Watches one prefill server and calls it.
+    """Sends prompts to one prefill server, and gives what it says of each to the prompt's receiver.
 
     ``on_appear`` is called with the client when a server starts to answer, and when another incarnation
     answers.
@@ -55,58 +75,35 @@ class PrefillClient(ServerLink):
             added_by=added_by,
             location=location,
         )
+        self._stream = KeptStream(
+            self._connection, self.drain, self, path=PREFILL_PATH, probe_interval_s=probe_interval_s
+        )
         self._on_appear = on_appear
-        self._probe_now = asyncio.Event()
+        self._receivers: dict[str, PrefillReceiver] = {}
         self._ending: set[asyncio.Task[None]] = set()
 
     @property
     def num_requests(self) -> int:
         return self.assignments.num_requests
 
-    def start(self, on_fatal: OnFatal) -> None:
-        self._keep(self._keep_watch(), f"watch of prefill server {self.address}", on_fatal)
-
     async def close(self) -> None:
         """Wait until the leases that no decode server will read have been given back, then close the
         connection."""
-        await self._end_tasks()
         await asyncio.gather(*self._ending, return_exceptions=True)
-        await self._connection.close()
+        await super().close()
 
-    async def prefill(
-        self, request: PrefillRequest, *, timeout_s: float, on_started: Callable[[PartialTicket], None]
-    ) -> PrefillReply:
-        """Let the server compute the prompt. Raises the error that the server raised. Cancelling this call
-        also cancels the work on the server.
+    def submit(self, request: PrefillRequest, receiver: PrefillReceiver) -> None:
+        """Let the server compute a prompt. Raises :class:`UnavailableError` if there is no stream."""
+        if self.info is None:
+            raise UnavailableError(f"the prefill server at {self.address} is not connected: {self.problem}")
+        self._receivers[request.request_id] = receiver
+        self._stream.send(encode(request))
 
-        ``on_started`` is called at most once, with the early ticket of a prompt that takes a while.
-        """
-        try:
-            return await self._prefill(request, timeout_s, on_started)
-        except (asyncio.CancelledError, DeadlineError):
-            self.abandon(request.request_id)  # the server's reply, and with it a lease, may be on the way
-            raise
-        except UnavailableError as error:
-            self._lose(error.message)
-            raise UnavailableError.told(
-                "the prefill server could not be reached; send the request again",
-                detail=f"the prefill server at {self.address} could not be reached: {error.message}",
-            ) from error
-
-    async def _prefill(
-        self, request: PrefillRequest, timeout_s: float, on_started: Callable[[PartialTicket], None]
-    ) -> PrefillReply:
-        replies = call_for_replies(self._connection.channel, PREFILL, request, timeout_s=timeout_s)
-        has_started = False
-        async with aclosing(replies):
-            async for reply in replies:
-                self._connection.heard()
-                if isinstance(reply, PrefillReply):
-                    return reply
-                if not has_started:
-                    on_started(reply.ticket)
-                has_started = True
-        raise UnavailableError("Prefill ended without a reply")
+    def cancel(self, request_id: str) -> None:
+        """Deliver nothing more for this prompt, and end the work on the server."""
+        if self._receivers.pop(request_id, None) is not None:
+            self._stream.send(encode(Cancel(request_id)))
+            self.abandon(request_id)  # the server's reply, and with it a lease, may be on the way
 
     def abandon(self, request_id: str) -> None:
         """In the background, give back a lease whose blocks and state no server will read. If the message is
@@ -115,36 +112,48 @@ class PrefillClient(ServerLink):
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
 
+    def opened(self, info: ServerInfo) -> None:
+        self.assignments.appeared(info)
+        self._on_appear(self)
+
+    async def received(self, data: bytes, info: ServerInfo) -> str:
+        for one in messages_in(data):
+            news = await read_long(decode_prefill_reply, one)
+            if not isinstance(news, DrainNews):
+                self._deliver(news)
+            elif news.incarnation == info.incarnation:
+                self.drain.heard(news.is_draining)
+            else:  # the old process had not taken the call, so gRPC itself sent the call to the new one
+                return RESTARTED
+        return ""
+
+    def lost(self) -> None:
+        receivers, self._receivers = self._receivers, {}
+        for receiver in receivers.values():
+            receiver.prefill_failed(
+                UnavailableError.told(
+                    "the prefill server could not be reached; send the request again",
+                    detail=f"the prefill server at {self.address} could not be reached: {self.problem}",
+                )
+            )
+
+    def _deliver(self, told: PrefillNews) -> None:
+        """Give news to its receiver. A prompt without a receiver was cancelled while it was on the way."""
+        receiver, news = self._receivers.get(told.request_id), told.news
+        if receiver is None:
+            return
+        if isinstance(news, PrefillStarted):
+            receiver.prefill_started(news.ticket)
+            return
+        del self._receivers[told.request_id]
+        if isinstance(news, PrefillReply):
+            receiver.prefilled(news)
+        else:
+            receiver.prefill_failed(error_from_code(news.code, news.message))
+
     async def _abandon(self, request_id: str) -> None:
         try:
             await call(self._connection.channel, ABANDON, Abandon(request_id), timeout_s=ABANDON_TIMEOUT_S)
         except TwinfangError as error:
             kind = f"prefill server {self.address} was not told of a request's end"
             lines.write(logging.WARNING, kind, "request %s: %s: %s", request_id, kind, error)
-
-    async def _keep_watch(self) -> None:
-        while True:
-            num_wishes = self.drain.num_wishes
-            connection = self._connection
-            info = await (connection.describe() if self._info is None else connection.look())
-            appeared = info is not None and (self._info is None or self._info.incarnation != info.incarnation)
-            self._info = info
-            if info is not None:
-                self.drain.appeared(info, num_wishes=num_wishes)
-                await self.drain.tell()
-            if appeared and info is not None:
-                self.assignments.appeared(info)
-                log.info("prefill server %s is there", self.address)
-                self._on_appear(self)
-            self._probe_now.clear()
-            pause_s = min(RETRY_INTERVAL_S if info is None else LOOK_INTERVAL_S, self._probe_interval_s)
-            try:
-                await asyncio.wait_for(self._probe_now.wait(), pause_s)
-            except TimeoutError:
-                continue
-            await asyncio.sleep(min(0.1, self._probe_interval_s))  # do not flood a server that refuses calls
-
-    def _lose(self, reason: str) -> None:
-        self._info = None
-        self._connection.failed(reason)
-        self._probe_now.set()

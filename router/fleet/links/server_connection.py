@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 
@@ -62,8 +64,8 @@ class Connection:
         """What the server said of itself when it last answered."""
         self.speaks_other_protocol = False
         """Whether the server answered in another protocol version when it was last asked who it is."""
-        self._num_heard = 0
-        """How often the server has sent something so far."""
+        self.heard_s = -math.inf
+        """When the server last sent something, on the monotonic clock."""
         self._problem: str = "not reached yet"
 
     @property
@@ -99,11 +101,11 @@ class Connection:
     async def look(self) -> ServerInfo | None:
         """Ask a server that is in use who it is, as :meth:`describe` does. A server that is too slow to
         answer still counts as present if it has sent anything else meanwhile."""
-        num_heard = self._num_heard
+        asked_s = time.monotonic()
         try:
             return await self._ask_who()
         except DeadlineError as error:
-            if self._num_heard > num_heard:
+            if self.heard_s >= asked_s:
                 return self.last_info
             self.failed(f"it does not answer: {error.message}")
         except TwinfangError as error:
@@ -112,7 +114,7 @@ class Connection:
 
     def heard(self) -> None:
         """Note that the server has said something, so it is not frozen."""
-        self._num_heard += 1
+        self.heard_s = time.monotonic()
 
     async def _ask_who(self) -> ServerInfo:
         """Return what the server says of itself. Raises what :meth:`examine` raises."""
@@ -122,6 +124,7 @@ class Connection:
             self.speaks_other_protocol = True
             raise
         self.speaks_other_protocol = False
+        self.heard()
         self.succeeded()
         self.last_info = info
         return info

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Coroutine
 from typing import Literal
 
 from router.background import OnFatal, cancel_and_wait, start_background
 from router.fleet.links.assignments import Assignments
+from router.fleet.links.kept_stream import KeptStream
 from router.fleet.links.server_connection import Connection, MayConnect
 from router.fleet.links.server_drain import ServerDrain
 from router.policies.location import Location
@@ -30,8 +30,13 @@ def worker_id(role: PoolRole, address: str) -> str:
     return f"{role}-{hashlib.blake2b(address.encode(), digest_size=3).hexdigest()}"
 
 
+RESTARTED = "it was restarted while this router connected to it"
+
+
 class ServerLink:
     """One server of a pool: its connection, its drain, and this router's work there."""
+
+    _stream: KeptStream
 
     def __init__(
         self,
@@ -53,19 +58,16 @@ class ServerLink:
         self._connection = Connection(address, ROLES[pool_role], served_models, may_connect=may_connect)
         self.drain = ServerDrain(self._connection)
         self._probe_interval_s = probe_interval_s
-        self._info: ServerInfo | None = None
-        """What the server said of itself. None without a connection, or for a decode server without a stream.
-        It stays while the server is only silent."""
-        self._is_silent = False
-        """Whether the server did not answer when it was last asked who it is, perhaps because it is frozen.
-        Its requests may still be running."""
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
     def info(self) -> ServerInfo | None:
         """None while the server can't be used: it does not answer, says that it does not serve, or is held
         back."""
-        return self._info if self._connection.is_usable and not self._is_silent else None
+        connection, stream = self._connection, self._stream
+        if stream.is_silent or not connection.is_serving or connection.held_back:
+            return None
+        return stream.info
 
     @property
     def last_info(self) -> ServerInfo | None:
@@ -76,7 +78,7 @@ class ServerLink:
     @property
     def is_connected(self) -> bool:
         """Whether the server has said who it is, even if it is not in use."""
-        return self._info is not None
+        return self._stream.info is not None
 
     @property
     def serves_other_release(self) -> bool:
@@ -94,17 +96,22 @@ class ServerLink:
 
     async def stats(self) -> ServerStats | None:
         """Return the server's own stats. None without a connection, or without an answer in time."""
-        return None if self._info is None else await self._connection.stats()
+        return None if self._stream.info is None else await self._connection.stats()
 
     async def prefix_news(self, since: int | None) -> PrefixNews | None:
         """Return which prefixes the server's cache can serve: all of them, or the changes since version
         ``since``. None without a connection or an answer."""
-        return None if self._info is None else await self._connection.prefix_news(since)
+        return None if self._stream.info is None else await self._connection.prefix_news(since)
 
-    def _keep(self, watch: Coroutine[None, None, None], name: str, on_fatal: OnFatal) -> None:
-        """Run ``watch``, and follow the server's health, until the link is closed."""
+    def start(self, on_fatal: OnFatal) -> None:
+        """Stay connected, and follow the server's health, until the link is closed."""
+        name = f"{self.pool_role} server {self.address}"
         health = self._connection.keep_health(self._probe_interval_s)
-        self._tasks = [start_background(task, name, on_fatal) for task in (watch, health)]
+        self._tasks = [
+            start_background(self._stream.stay_connected(), f"stream to {name}", on_fatal),
+            start_background(health, f"health of {name}", on_fatal),
+        ]
 
-    async def _end_tasks(self) -> None:
+    async def close(self) -> None:
         await cancel_and_wait(*self._tasks)
+        await self._connection.close()

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from starlette.requests import HTTPConnection
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope
 
-from router.http.bodies.body_room import BodyRoom, BodyShare
+from router.http.bodies.body_room import BodyShare
 from router.http.bodies.content_coding import Inflater, inflater_of
-from router.http.bodies.turn_lane import ClientOf
 from wire.errors import BodyTooLargeError
 
 
-class BodyLimitMiddleware:
-    """Pure ASGI: if a body is too large, reading it raises an error, which becomes a 413.
+class BoundedBody:
+    """Receives one request's body, and raises :class:`BodyTooLargeError` (413) if it is too large.
 
     A compressed body counts with its inflated size. With a ``Content-Length`` above the limit, a body is
     refused before the first byte is read, otherwise as soon as it has too many bytes.
@@ -20,44 +18,37 @@ class BodyLimitMiddleware:
     :mod:`router.http.bodies.body_room` limits the memory of all bodies together.
     """
 
-    def __init__(self, app: ASGIApp, *, max_bytes: int, room: BodyRoom, client_of: ClientOf) -> None:
-        self._app = app
+    __slots__ = ("_headers", "_inflater", "_is_first", "_max_bytes", "_num_read", "_receive", "_share")
+
+    def __init__(self, scope: Scope, receive: Receive, share: BodyShare, max_bytes: int) -> None:
+        self._headers = scope["headers"]
+        self._receive = receive
+        self._share = share
         self._max_bytes = max_bytes
-        self._room = room
-        self._client_of = client_of
+        self._num_read = 0
+        self._inflater: Inflater | None = None
+        self._is_first = True
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
-        num_declared = int(declared) if declared.isdigit() else 0
-        num_read = 0
-        inflater: Inflater | None = None
-        is_first = True
-        share = BodyShare(self._room, self._client_of(HTTPConnection(scope)))
-        share.put_into(scope)
+    async def receive(self) -> Message:
+        """Return the next ASGI message, as the server's ``receive`` does."""
+        if self._is_first:
+            self._begin()
+        message = await self._receive()
+        if self._inflater is not None and message["type"] == "http.request":
+            message = _inflated(message, self._inflater, self._max_bytes + 1 - self._num_read)
+        num_new = len(message.get("body", b""))
+        self._num_read += num_new
+        if self._num_read > self._max_bytes:
+            raise self._error(f"more than {self._max_bytes} bytes")
+        self._share.take(num_new)
+        return message
 
-        async def counting_receive() -> Message:
-            nonlocal num_read, inflater, is_first
-            if num_declared > self._max_bytes:
-                raise self._error(f"{num_declared} bytes")
-            if is_first:
-                is_first, inflater = False, inflater_of(scope["headers"])
-            message = await receive()
-            if inflater is not None and message["type"] == "http.request":
-                message = _inflated(message, inflater, self._max_bytes + 1 - num_read)
-            num_new = len(message.get("body", b""))
-            num_read += num_new
-            if num_read > self._max_bytes:
-                raise self._error(f"more than {self._max_bytes} bytes")
-            share.take(num_new)
-            return message
-
-        try:
-            await self._app(scope, counting_receive, send)
-        finally:
-            share.give_back()
+    def _begin(self) -> None:
+        for name, value in self._headers:
+            if name == b"content-length" and value.isdigit() and int(value) > self._max_bytes:
+                raise self._error(f"{int(value)} bytes")
+        self._inflater = inflater_of(self._headers)
+        self._is_first = False
 
     def _error(self, size: str) -> BodyTooLargeError:
         return BodyTooLargeError(

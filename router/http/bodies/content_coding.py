@@ -68,7 +68,10 @@ class Inflater:
 def inflater_of(headers: Iterable[tuple[bytes, bytes]]) -> Inflater | None:
     """Return an inflater for the body; None if the body is not compressed. Raises :class:`BodyEncodingError`
     for a coding that is not supported."""
-    said = ",".join(value.decode("latin-1") for name, value in headers if name == b"content-encoding")
+    values = [value.decode("latin-1") for name, value in headers if name == b"content-encoding"]
+    if not values:
+        return None
+    said = ",".join(values)
     codings = [coding for coding in (part.strip().lower() for part in said.split(",")) if coding]
     codings = [coding for coding in codings if coding != "identity"]
     if not codings:

@@ -8,12 +8,14 @@ from typing import Any, TypeVar
 from fastapi import Request
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
-from starlette.requests import ClientDisconnect
+from starlette.types import Receive
 
 from router.http.bodies.body_room import share_of
 from router.http.bodies.bounds import add_bounds, check_bounds
 from router.http.bodies.json_shape import check_shape
 from router.http.bodies.turn_lane import LARGE_BODY_BYTES
+from router.http.client_end import client_end_of
+from router.http.headers import header_of
 from router.http.openai_errors import from_validation, shown
 from wire.errors import CancelledRequestError, InvalidRequestError
 
@@ -26,25 +28,37 @@ async def read_json(request: Request, model: type[Model]) -> Model:
     """Read and check a request's body. Raises :class:`InvalidRequestError` unless the body is JSON that
     ``model`` accepts, with all fields within their bounds, and :class:`CancelledRequestError` if the client
     goes away while it sends the body."""
-    content_type = request.headers.get("content-type", "application/json")
-    if content_type.partition(";")[0].strip().lower() != "application/json":
+    content_type = header_of(request.scope, b"content-type")
+    if content_type is not None and content_type.partition(";")[0].strip().lower() != "application/json":
         raise InvalidRequestError(
             f"Content-Type must be application/json, got {shown(content_type)}; "
             "with curl, add -H 'Content-Type: application/json'"
         )
-    try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
-            body = b"".join([chunk async for chunk in request.stream()])  # request.body() would keep it
-    except TimeoutError as error:
-        raise InvalidRequestError(
-            f"the body did not arrive within {BODY_TIMEOUT_S:g} s: send it faster, or send a smaller one"
-        ) from error
-    except ClientDisconnect as error:
-        raise CancelledRequestError("the client went away while sending its request") from error
+    if client_end_of(request.scope).has_whole_body:
+        body = await _received(request.receive)  # nothing to wait for
+    else:
+        try:
+            async with asyncio.timeout(BODY_TIMEOUT_S):
+                body = await _received(request.receive)
+        except TimeoutError as error:
+            raise InvalidRequestError(
+                f"the body did not arrive within {BODY_TIMEOUT_S:g} s: send it faster, or send a smaller one"
+            ) from error
     if len(body) <= LARGE_BODY_BYTES:
         return _parsed(body, model)
     async with share_of(request.scope).turn():
         return _parsed(body, model)
+
+
+async def _received(receive: Receive) -> bytes:
+    chunks: list[bytes] = []
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise CancelledRequestError("the client went away while sending its request")
+        chunks.append(message.get("body", b""))
+        if not message.get("more_body", False):
+            return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
 def _parsed(body: bytes, model: type[Model]) -> Model:

@@ -11,14 +11,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-
-from starlette.requests import HTTPConnection
-from starlette.types import ASGIApp, Receive, Scope, Send
-
-ClientOf = Callable[[HTTPConnection], str]
-"""Returns the name of the client that a request is from."""
 
 LARGE_BODY_BYTES = 256 << 10
 """Larger bodies are parsed in turns. Nearly all bodies are smaller."""
@@ -38,6 +32,14 @@ class TurnLane:
         """Waiting turns by client. The client whose turn is next comes first."""
         self._is_busy = False
         """Whether a turn, or the pause after it, is in progress."""
+
+    async def begin(self, client: str) -> None:
+        """Wait until it is the turn of ``client``. The turn lasts until its task waits for something. To be
+        called only on a lane without pauses."""
+        if self._is_busy:
+            await self._wait(client)
+        self._is_busy = True
+        asyncio.get_running_loop().call_soon(self._next)
 
     @asynccontextmanager
     async def turn(self, client: str) -> AsyncIterator[None]:
@@ -76,23 +78,3 @@ class TurnLane:
                 first.set_result(None)
                 return
         self._is_busy = False
-
-
-class BeginningsMiddleware:
-    """Pure ASGI: lets only one POST begin in each iteration of the event loop; clients take turns.
-
-    A request is read, checked and sent to a server without a pause, until it waits for something. Two hundred
-    requests that come at once take half a second of the loop's time. With one beginning in each iteration, a
-    probe does not have to wait for all of them.
-    """
-
-    def __init__(self, app: ASGIApp, *, lane: TurnLane, client_of: ClientOf) -> None:
-        self._app = app
-        self._lane = lane
-        self._client_of = client_of
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["method"] == "POST":
-            async with self._lane.turn(self._client_of(HTTPConnection(scope))):
-                pass  # the request continues until it has to wait; the next turn is in the next iteration
-        await self._app(scope, receive, send)

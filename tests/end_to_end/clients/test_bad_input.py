@@ -8,7 +8,7 @@ import pytest
 
 from testing.fleets.clients import greedy_body, http_client, one_at_a_time
 from wire.codec import PROTOCOL_VERSION, encode
-from wire.messages.generation import StepOutputs, Submit
+from wire.messages.generation import StepNews, Submit
 from wire.messages.sampling_params import SamplingParams
 from wire.rpc import STREAM_PATH, decode_stream_reply, open_channel
 
@@ -63,8 +63,8 @@ async def test_a_request_that_a_decode_server_can_t_read_is_answered_and_the_nex
             await stream.write(data)
         while set(outputs) != {"cut-short", "good"}:
             reply = decode_stream_reply(await stream.read())
-            if isinstance(reply, StepOutputs):
-                outputs |= {output.request_id: output for output in reply}
+            if isinstance(reply, StepNews):
+                outputs |= {output.request_id: output for output in reply.outputs}
         stream.cancel()
     assert outputs["cut-short"].error.code == "malformed_message"
     assert (outputs["good"].finish_reason, len(outputs["good"].token_ids)) == ("length", 1)

@@ -8,11 +8,12 @@ import httpx
 import pytest
 
 from testing.fleets.clients import greedy_body
+from testing.router.prefill_calls import prefill
 from wire.codec import encode
 from wire.errors import DeadlineError
-from wire.messages.generation import PrefillRequest, StepOutputs, Submit
+from wire.messages.generation import PrefillRequest, StepNews, Submit
 from wire.messages.sampling_params import SamplingParams
-from wire.rpc import PREFILL, STREAM_PATH, call_for_replies, decode_stream_reply, open_channel
+from wire.rpc import STREAM_PATH, decode_stream_reply, open_channel
 
 TOO_LONG = 3000
 """Tokens that take longer than the deadlines here."""
@@ -40,16 +41,16 @@ async def test_a_decode_server_ends_a_late_request_by_itself(stack):
         outputs = []
         while not outputs or outputs[-1].finish_reason is None:
             news = decode_stream_reply(await asyncio.wait_for(stream.read(), 60))
-            outputs += news if isinstance(news, StepOutputs) else ()
+            outputs += news.outputs if isinstance(news, StepNews) else ()
         assert (outputs[-1].finish_reason, outputs[-1].error.code) == ("error", "deadline_exceeded")
         stack.wait_until(stack.is_idle, "all blocks and slots of both servers are free")  # the call is open
         stream.cancel()
 
 
 async def test_a_prefill_server_ends_a_late_prompt(stack):
-    request = PrefillRequest("late", tuple(5 + i % 900 for i in range(4000)))
+    request = PrefillRequest("late", tuple(5 + i % 900 for i in range(4000)), timeout_s=0.1)
     async with open_channel(stack.processes()["prefill-0"].address) as channel:
         with pytest.raises(DeadlineError):
-            async for _ in call_for_replies(channel, PREFILL, request, timeout_s=0.1):
+            async for _ in prefill(channel, request):
                 pass
     stack.wait_until(stack.is_idle, "all blocks and slots of both servers are free")

@@ -9,10 +9,11 @@ import pytest
 
 from testing.fleets.clients import all_at_once, complete, greedy_body, http_client, one_at_a_time
 from testing.fleets.stack import run_async
+from testing.router.prefill_calls import prefill
 from wire.errors import LeaseError
 from wire.messages.generation import Empty, PrefillReply, PrefillRequest, PrefillStarted
 from wire.messages.handoff import Abandon, Follow, Progress, Ticket
-from wire.rpc import ABANDON, FOLLOW, PREFILL, call, call_for_replies, open_channel
+from wire.rpc import ABANDON, FOLLOW, call, call_for_replies, open_channel
 
 CHUNK, NUM_CHUNKS, BLOCK = 16, 40, 16
 NUM_TOKENS = CHUNK * NUM_CHUNKS
@@ -145,7 +146,7 @@ def on_prefill_server(stack, converse):
 
 def ask_prefill(channel, name, prompt):
     request = PrefillRequest(name, tuple(prompt), cache_salt=name)
-    return call_for_replies(channel, PREFILL, request, timeout_s=60)
+    return prefill(channel, request)
 
 
 def follow(channel, early):

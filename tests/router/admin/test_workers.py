@@ -134,9 +134,9 @@ async def test_a_new_life_of_a_server_that_drains_is_told_so(make_admin_stack, r
 
 async def test_what_another_router_drains_is_seen(make_admin_stack):
     stack = await make_admin_stack()
-    stack.prefill[0].info = dataclasses.replace(stack.prefill[0].info, is_draining=True)
+    stack.prefill[0].drained_elsewhere(True)
     await until(lambda: stack.services.pool.not_ready_reason() is not None)
-    stack.prefill[0].info = dataclasses.replace(stack.prefill[0].info, is_draining=False)
+    stack.prefill[0].drained_elsewhere(False)
     await until(lambda: stack.services.pool.not_ready_reason() is None)
     assert (await stack.client.post("/admin/v1/workers/nobody/drain")).status_code == 404
 

@@ -40,10 +40,13 @@ class Client:
         self.task = asyncio.create_task(self._run(asyncio.get_running_loop().time() + timeout_s))
 
     async def _run(self, deadline: float) -> None:
-        async with self.gate.enter(self.asked, deadline=deadline) as self.place:
+        self.place = self.gate.admit(self.asked) or await self.gate.wait(self.asked, deadline=deadline)
+        try:
             self.is_in = True
             self._begin()
             await self.done.wait()
+        finally:
+            self.gate.leave(self.place)
 
     def _begin(self) -> None:
         if self.is_in:

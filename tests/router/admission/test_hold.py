@@ -384,8 +384,10 @@ async def test_a_server_that_answers_late_but_sends_tokens_is_not_frozen(make_st
             decode.send(RequestOutput(request_id, (52,)))
             await asyncio.sleep(SHORT / 20)
 
+    await until(lambda: decode.num_described > seen)  # it was quiet, so it was asked
     talking = asyncio.create_task(talk())
-    await until(lambda: decode.num_described > seen + 3)
+    until_s = asyncio.get_running_loop().time() + 5 * SHORT
+    await until(lambda: asyncio.get_running_loop().time() > until_s)
     assert (worker.info is not None, looks) == (True, [])
     talking.cancel()
     answer.cancel()

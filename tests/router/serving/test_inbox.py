@@ -1,6 +1,7 @@
 """Items that have arrived for a request are taken together, or a slice at a time."""
 
 import asyncio
+from functools import partial
 
 import pytest
 
@@ -52,24 +53,26 @@ def test_the_heaviest_inbox_is_ended_when_all_together_are_too_heavy():
         ended.append(i)
         inboxes[i].close()
 
-    with backlog.of(inboxes[0], lambda: end(0)), backlog.of(inboxes[1], lambda: end(1)):
-        with backlog.of(inboxes[2], lambda: end(2)):
-            inboxes[0].put("a", 30)
-            inboxes[1].put("b", 50)
-            inboxes[2].put("c", 20)
-            assert ended == []
-            inboxes[0].put("d", 1)
-            assert ended == [1]
-            assert backlog.weight == 51
-        assert backlog.weight == 31
+    for i, inbox in enumerate(inboxes):
+        backlog.add(inbox, partial(end, i))
+    inboxes[0].put("a", 30)
+    inboxes[1].put("b", 50)
+    inboxes[2].put("c", 20)
+    assert ended == []
+    inboxes[0].put("d", 1)
+    assert ended == [1]
+    assert backlog.weight == 51
+    backlog.remove(inboxes[2])
+    assert backlog.weight == 31
 
 
 @pytest.mark.parametrize("weights", [[1], [5, 9]])
 def test_what_is_left_in_an_inbox_leaves_with_its_request(weights):
     backlog = Backlog()
     inbox = Inbox(backlog.changed)
-    with backlog.of(inbox, inbox.close):
-        for weight in weights:
-            inbox.put("a", weight)
-        assert backlog.weight == sum(weights)
+    backlog.add(inbox, inbox.close)
+    for weight in weights:
+        inbox.put("a", weight)
+    assert backlog.weight == sum(weights)
+    backlog.remove(inbox)
     assert backlog.weight == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
@@ -9,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.http.event_stream import event
+from router.observe.token_metrics import TokenMetrics
 from router.serving.answer import Answer, Delta
-from router.serving.text_lane import TextLane, WatchedLane, next_lane
+from router.serving.inbox import Inbox
+from router.serving.text_lane import TextLane
 from testing.router.tokenizers import byte_level
 from wire.messages.generation import RequestOutput
 from wire.messages.sampling_params import SamplingParams
@@ -22,51 +25,95 @@ def write(text):
     return event({"id": 'a "quoted" name', "choices": [{"index": 0, "text": text, "logprobs": None}]})
 
 
+class Way:
+    """What the lane leaves to others."""
+
+    def __init__(self) -> None:
+        self.left = []
+
+    def take_tokens(self, token_ids, now_s):
+        self.left.append(token_ids)
+
+    def take_left(self, left, token_ids):
+        self.left.append(left)
+
+
+async def lane_of(said, write_now, write=write, watched="", way=None, own_json=BYTE_LEVEL.own_json):
+    inbox = Inbox(lambda _: None)
+    reading = asyncio.create_task(inbox.wait())
+    await asyncio.sleep(0)
+    lane = TextLane(
+        said,
+        own_json,
+        answer_ids=[],
+        last_token_s=[1.0],
+        inbox=inbox,
+        metrics=TokenMetrics(),
+        long_way=way or Way(),
+        write_now=write_now,
+        event=write,
+        watched=watched,
+    )
+    return lane, inbox, reading
+
+
+def in_loop(work):
+    return asyncio.run(work())
+
+
 @given(st.text(st.characters(exclude_categories=["Cs"])))
 def test_an_event_of_a_template_is_the_one_that_it_was_made_from(text):
     written = []
-    lane = TextLane(lambda data: written.append(data) or True, write)
-    answer = Answer(BYTE_LEVEL, SamplingParams(max_tokens=500), prompt_token_ids=())
-    answer.push_text = lambda _: text
-    assert lane.write(answer, (1,)) is None
+
+    async def work():
+        said = answer()
+        said.push_text = lambda _: text
+        lane, _, reading = await lane_of(
+            said, lambda data: written.append(data) or True, own_json=lambda _: None
+        )
+        lane.take_tokens((1,), 2.0)
+        reading.cancel()
+
+    in_loop(work)
     assert written == [write(text)]
 
 
-def test_a_text_may_stand_there_several_times_but_must_stand_there():
+async def test_a_text_may_stand_there_several_times_but_must_stand_there():
     def write_twice(text):
         return event({"reasoning_content": text, "reasoning": text})
 
     written = []
-    lane = TextLane(lambda data: written.append(data) or True, write_twice)
     said = answer()
     said.push_text = lambda _: 'a "b"'
-    assert lane.write(said, (1,)) is None
+    lane, _, reading = await lane_of(
+        said, lambda data: written.append(data) or True, write_twice, own_json=lambda _: None
+    )
+    lane.take_tokens((1,), 2.0)
+    reading.cancel()
     assert written == [write_twice('a "b"')]
     with pytest.raises(ValueError, match="does not contain its text"):
-        TextLane(lambda _: True, lambda _: event({}))
+        await lane_of(said, lambda _: True, lambda _: event({}))
 
 
-def test_a_watched_lane_leaves_texts_with_the_character_to_its_caller():
-    written = []
-    lane = WatchedLane(lambda data: written.append(data) or True, write, "<")
+async def test_a_watched_lane_leaves_texts_with_the_character_to_others():
+    written, way = [], Way()
     said, texts = answer(), iter(["a", "b <", "c"])
     said.push_text = lambda _: next(texts)
-    lefts = [lane.write(said, (i,)) for i in range(3)]
+    lane, _, reading = await lane_of(said, lambda data: written.append(data) or True, watched="<", way=way)
+    for i in range(3):
+        lane.take_tokens((i,), 2.0)
+    reading.cancel()
     assert written == [write("a"), write("c")]
-    assert lefts == [None, Delta("b <", [1]), None]
+    assert way.left == [Delta("b <", [1])]
 
 
-def test_the_next_lane_is_that_of_the_part_that_comes_next():
-    def lane_after(lane, watched):
-        return next_lane(lane, watched, lambda _: True, write)
-
-    assert lane_after(None, None) is None
-    thinking = lane_after(None, "<")
-    assert isinstance(thinking, WatchedLane)
-    assert lane_after(thinking, None) is None
-    content = lane_after(thinking, "")
-    assert isinstance(content, TextLane)
-    assert lane_after(content, "") is content
+async def test_tokens_do_not_overtake_others():
+    written, way = [], Way()
+    lane, inbox, reading = await lane_of(answer(), lambda data: written.append(data) or True, way=way)
+    inbox.put((0, Delta("earlier", [7])))
+    lane.take_tokens((300,), 2.0)
+    assert (written, way.left) == ([], [(300,)])
+    assert await reading
 
 
 def answer():
@@ -86,14 +133,25 @@ def test_text_and_count_are_those_of_the_long_way_whatever_is_left_to_others(ste
             written.append(data)
         return not is_slow
 
-    short, long = answer(), answer()
-    lane = TextLane(write_now, write)
-    for i, token_ids in enumerate(steps):
-        is_slow = i in slow_steps
-        left = lane.write(short, tuple(token_ids))
-        assert (left is not None) == is_slow
-        texts.append(json.loads(written[-1][6:])["choices"][0]["text"] if left is None else left.text)
-        assert left is None or left.token_ids == token_ids
+    short, long, way = answer(), answer(), Way()
+
+    async def work():
+        nonlocal is_slow
+        lane, _, reading = await lane_of(short, write_now, way=way)
+        for i, token_ids in enumerate(steps):
+            is_slow = i in slow_steps
+            lane.take_tokens(tuple(token_ids), 2.0 + i)
+            assert len(way.left) == is_slow
+            if is_slow:
+                left = way.left.pop()
+                assert left.token_ids == token_ids
+                texts.append(left.text)
+            else:
+                texts.append(json.loads(written[-1][6:])["choices"][0]["text"])
+        reading.cancel()
+        assert lane._answer_ids == [token_id for token_ids in steps for token_id in token_ids]
+
+    in_loop(work)
     assert texts == [long.push(RequestOutput("a", tuple(token_ids))).text for token_ids in steps]
     assert short.num_tokens == long.num_tokens == sum(map(len, steps))
     last = RequestOutput("a", (), finish_reason="length")

@@ -23,12 +23,13 @@ class Received(list):
     def take(self, output) -> None:
         self.append(output)
 
-    def take_tokens(self, token_ids: tuple[int, ...]) -> None:
+    def take_tokens(self, token_ids: tuple[int, ...], now_s: float) -> None:
         self.append(RequestOutput(self._request_id, token_ids))
 
 
 def submit(request_id: str) -> Submit:
-    return Submit(request_id, (1,), SamplingParams(max_tokens=4), None)
+    """Returns a request whose id is one character, from which its handle is made."""
+    return Submit(request_id, (1,), SamplingParams(max_tokens=4), None, handle=ord(request_id))
 
 
 async def connected(server: ScriptedDecode, peers: list[str] = []) -> DecodeStream:  # noqa: B006

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from router.serving import text_lane
+from router.serving.text_lane import TextLane
 from testing.router.scripted_router import MODEL
 from testing.router.scripted_servers import saying
 from testing.router.tokenizers import EOS, with_marks
@@ -67,18 +67,18 @@ async def test_the_thinking_stands_beside_the_content(thinking_stack, stream, pe
 async def test_a_lane_writes_the_thinking_and_then_the_content(thinking_stack, monkeypatch):
     stack = await thinking_stack()
     written = []
-    for lane in (text_lane.WatchedLane, text_lane.TextLane):
+    of_the_lane = TextLane.take_tokens
 
-        def write(self, answer, token_ids, lane=lane, of_the_lane=lane.write):
-            written.append((lane, *token_ids))
-            return of_the_lane(self, answer, token_ids)
+    def take_tokens(self, token_ids, now_s):
+        written.append((self.watched, *token_ids))
+        of_the_lane(self, token_ids, now_s)
 
-        monkeypatch.setattr(lane, "write", write)
+    monkeypatch.setattr(TextLane, "take_tokens", take_tokens)
     assert (await told(stack, SAID, stream=True, per_step=1))[:2] == (THINKING, CONTENT)
     ids = stack.tokenizer.encode_now(SAID)
-    watched = [token_id for lane, token_id in written if lane is text_lane.WatchedLane]
+    watched = [token_id for watched, token_id in written if watched]
     assert len(watched) > 0.5 * ids.index(END)
-    assert [token_id for lane, token_id in written if lane is text_lane.TextLane][-3:] == ids[-3:]
+    assert [token_id for watched, token_id in written if not watched][-3:] == ids[-3:]
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
