@@ -4,7 +4,7 @@
 |---|---|
 | `command.py`, `flags.py` | the command and its flags |
 | `input_file.py`, `request_line.py` | the file of requests, checked as a whole; one of its lines |
-| `answer_files.py`, `answer_line.py` | the files of answers and errors, where a batch continues; one of their lines |
+| `answer_files.py`, `answer_line.py` | the files of answers and errors, one of their lines |
 | `job.py` | sends lines until none is left, several at a time |
 | `outcome.py` | what an answer, or its absence, means for a line |
 | `tries.py` | whose fault it is when a line is not answered |

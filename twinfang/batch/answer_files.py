@@ -1,8 +1,8 @@
 """A batch's answers and errors, two files that are the only record of what is done.
 
 A line is appended with one write when its answer is whole, so a process that is killed leaves at most one
-torn line, the last one; the next call removes it. The files are flushed to the disk every second. So a machine
-that loses power forgets at most the answers of the last second, and their requests are sent again.
+torn line, the last one; the next call removes it. The files are flushed to the disk every second. So a
+machine that loses power forgets at most the answers of the last second, and their requests are sent again.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Sends the lines of a batch until none is left, a bounded number at a time.
 
-:mod:`twinfang.batch.tries` says when a line is sent again. If no line is taken for ``give_up_after_s``, the batch
-ends unfinished. The line that was tried last becomes an error if it was sent more than ``max_retries`` times:
-it may be the cause, and the next call would meet it again.
+:mod:`twinfang.batch.tries` says when a line is sent again. If no line is taken for ``give_up_after_s``, the
+batch ends unfinished. The line that was tried last becomes an error if it was sent more than ``max_retries``
+times: it may be the cause, and the next call would meet it again.
 """
 
 from __future__ import annotations

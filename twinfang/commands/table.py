@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -22,6 +23,7 @@ from twinfang.flags import ranks as rank_flags
 from twinfang.flags import router as router_flags
 from twinfang.flags import table
 from twinfang.flags.flag import Flag, FlagGroup
+from twinfang.talk import flags as talk
 from wire.errors import ConfigError
 
 
@@ -84,10 +86,25 @@ def _prepare_batch(values: argparse.Namespace) -> Callable[[], None]:
     return prepare(values, lambda: own_stack(values, ROUTER.groups))
 
 
+def _prepare_chat(values: argparse.Namespace) -> Callable[[], None]:
+    from twinfang.talk.command import prepare_chat
+
+    return prepare_chat(values)
+
+
+def _prepare_complete(values: argparse.Namespace) -> Callable[[], None]:
+    from twinfang.talk.command import prepare_complete
+
+    return prepare_complete(values)
+
+
 def _refuse_stack_flags(values: argparse.Namespace) -> None:
-    """Raises :class:`ConfigError` for a flag that says how to start a stack where none is started."""
+    """Raises :class:`ConfigError` for a flag that says how to start a stack where none is started. Variables
+    of the environment may be there for other commands."""
     for flag in (flag for group in _BATCH_STACK for flag in group.flags):
-        if getattr(values, flag.dest) != (() if flag.repeatable else flag.default):
+        if not os.environ.get(flag.variable) and getattr(values, flag.dest) != (
+            () if flag.repeatable else flag.default
+        ):
             raise ConfigError(
                 f"{flag.name} is for a stack that the batch starts, and --base-url names a running one: "
                 "leave one of the two out"
@@ -376,7 +393,32 @@ BATCH = Command(
     arguments=(batch.INPUT,),
 )
 
+CHAT = Command(
+    "chat",
+    "chat with a model of any OpenAI endpoint",
+    "Sends messages to an OpenAI endpoint, by default `twinfang up` on this machine, and shows answers as they "
+    "come; what the model thinks is dimmed. Ctrl-C ends an answer, /reset forgets what was said, /exit "
+    "ends the chat. With --message, or with a file or pipe as stdin, it answers one message and ends.",
+    (talk.ENDPOINT, talk.CHAT, talk.CHAT_SAMPLING, talk.LOGS),
+    "twinfang chat --system 'Answer in one sentence.' --temperature 0",
+    _prepare_chat,
+    arguments=(talk.MESSAGE,),
+)
+
+COMPLETE = Command(
+    "complete",
+    "have a model of any OpenAI endpoint continue texts",
+    "Sends texts to an OpenAI endpoint, by default `twinfang up` on this machine, and shows how the model "
+    "continues them. Ctrl-C ends an answer. With --prompt, or with a file or pipe as stdin, it continues one "
+    "text and ends.",
+    (talk.ENDPOINT, talk.COMPLETE, talk.COMPLETE_SAMPLING, talk.LOGS),
+    "twinfang complete 'def fibonacci(n):' --max-tokens 64 --temperature 0",
+    _prepare_complete,
+    arguments=(talk.PROMPT,),
+)
+
 COMMANDS = (
     *(UP, SERVE, PREFILL, DECODE, ROUTER, PLAN),
-    *(CHECK_NETWORK, DRAIN, AUTOSCALE, BENCH, API_KEY, FETCH_MODEL, BATCH),
+    *(CHECK_NETWORK, DRAIN, AUTOSCALE, BENCH, API_KEY, FETCH_MODEL),
+    *(BATCH, CHAT, COMPLETE),
 )
