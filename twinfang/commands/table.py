@@ -396,9 +396,9 @@ BATCH = Command(
 CHAT = Command(
     "chat",
     "chat with a model of any OpenAI endpoint",
-    "Sends messages to an OpenAI endpoint, by default `twinfang up` on this machine, and shows answers as they "
-    "come; what the model thinks is dimmed. Ctrl-C ends an answer, /reset forgets what was said, /exit "
-    "ends the chat. With --message, or with a file or pipe as stdin, it answers one message and ends.",
+    "Sends messages to an OpenAI endpoint, by default `twinfang up` on this machine, and shows the answers "
+    "while they come; what the model thinks is dimmed. Ctrl-C ends an answer, /reset forgets what was said, "
+    "/exit ends the chat. With --message, or with a file or pipe as stdin, it answers one message and ends.",
     (talk.ENDPOINT, talk.CHAT, talk.CHAT_SAMPLING, talk.LOGS),
     "twinfang chat --system 'Answer in one sentence.' --temperature 0",
     _prepare_chat,
