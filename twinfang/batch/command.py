@@ -100,19 +100,20 @@ class _Stop:
 
     def __init__(self, stopped: asyncio.Event) -> None:
         self._stopped = stopped
-        self.job: Job | None = None
+        self._running: tuple[Job, Progress] | None = None
 
     def request(self) -> None:
         """Stops what runs: the job if there is one, else the start of a stack."""
-        if self.job is not None:
+        if self._running is not None:
+            job, progress = self._running
             if not self._stopped.is_set():
-                _say("stopping when the running answers are complete; Ctrl-C once more ends them")
-            self.job.request_stop()
+                progress.say("stopping when the running answers are complete; Ctrl-C once more ends them")
+            job.request_stop()
         self._stopped.set()
 
-    def hand_to(self, job: Job) -> None:
+    def hand_to(self, job: Job, progress: Progress) -> None:
         """Lets signals stop this job, also one that has come already."""
-        self.job = job
+        self._running = job, progress
         if self._stopped.is_set():
             job.request_stop()
 
@@ -134,7 +135,7 @@ async def _answer(
     )
     progress = Progress(checked.num_requests, files.num_answers, files.num_errors)
     job = Job(checked, files, endpoint, settings, progress)
-    stop.hand_to(job)
+    stop.hand_to(job, progress)
     progress.start()
     try:
         await job.run()

@@ -42,7 +42,7 @@ class Progress:
                 unit=" lines",
             )
         else:
-            self._say(self._line())
+            self.say(self._line())
 
     @property
     def num_done(self) -> int:
@@ -61,7 +61,7 @@ class Progress:
         """Says why nothing happens at the moment, at most every ten seconds."""
         if time.monotonic() - self._noted_s >= NOTE_INTERVAL_S:
             self._noted_s = time.monotonic()
-            self._say(f"waiting: {reason}")
+            self.say(f"waiting: {reason}")
 
     def show(self) -> None:
         """Shows the present state, if it is time for it."""
@@ -70,7 +70,7 @@ class Progress:
             self._bar.set_postfix_str(f"{self._tokens_per_s():,.0f} tokens/s{errors}")
         elif time.monotonic() - self._shown_s >= LINE_INTERVAL_S:
             self._shown_s = time.monotonic()
-            self._say(self._line())
+            self.say(self._line())
 
     def end(self) -> None:
         """Leaves the last state on the screen."""
@@ -78,7 +78,7 @@ class Progress:
             self.show()
             self._bar.close()
         elif self.num_done > self._num_before:
-            self._say(self._line())
+            self.say(self._line())
 
     def _line(self) -> str:
         share = 100 * self.num_done / self.total
@@ -97,7 +97,8 @@ class Progress:
     def _tokens_per_s(self) -> float:
         return self._num_tokens / self._elapsed_s()
 
-    def _say(self, text: str) -> None:
+    def say(self, text: str) -> None:
+        """Shows a line above the bar, if there is one."""
         if self._bar is not None:
             self._bar.write(text, file=self._out)
         else:

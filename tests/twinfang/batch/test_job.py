@@ -170,7 +170,7 @@ async def test_an_endpoint_that_always_fails_costs_one_line_a_call(tmp_path):
     with openai_endpoint(lambda call: Reply(502, {}, NOW)) as endpoint:
         for num_errors in (1, 2):
             batch = Batch(tmp_path, 60, endpoint.url, give_up_after_s=0.5, max_retries=0, concurrency=1)
-            with pytest.raises(UnfinishedError, match="no line was answered for 0.5 s: HTTP 502"):
+            with pytest.raises(UnfinishedError, match=r"no line was answered for 0\.5 s: HTTP 502"):
                 await batch.run()
             assert len(lines(batch.errors)) == num_errors
     assert lines(batch.output) == []
