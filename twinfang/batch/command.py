@@ -48,7 +48,9 @@ def prepare(values: argparse.Namespace, own_stack: Callable[[], OwnStack]) -> Ca
 
 def _paths(values: argparse.Namespace) -> _Paths:
     if values.input is None or values.output is None:
-        raise ConfigError("what is to be answered, and where to? twinfang batch IN.jsonl --output OUT.jsonl")
+        raise ConfigError(
+            "what is to be answered, and where to? Give both: twinfang batch IN.jsonl --output OUT.jsonl"
+        )
     output: Path = values.output.resolve()
     errors: Path = (values.errors or output.with_name(f"{output.stem}.errors{output.suffix}")).resolve()
     for name, path in (("--output", output), ("--errors", errors)):
@@ -84,6 +86,7 @@ async def _work(
     if stack is None:
         await _answer(checked, files, values, endpoint, REMOTE_CONCURRENCY, stop)
     else:
+        _require_models(checked, stack.model_names)
         _say(f"starting {stack.description}")
         rows = int(1.5 * stack.num_rows)
         async with stack.running(stopped) as is_ready:
@@ -150,17 +153,21 @@ def _priority(values: argparse.Namespace, endpoint: Endpoint, checked: CheckedIn
     """Returns the priority that requests get. Raises :class:`EndpointError` if the endpoint can't be reached,
     or lists all its models and lacks one that the input asks for."""
     models = model_list(endpoint)
-    missing = {name: line for name, line in checked.models.items() if name not in models.names}
-    if models.is_ours and missing:
-        name, line = next(iter(missing.items()))
-        served = ", ".join(models.names[:MAX_SHOWN_MODELS])
-        raise EndpointError(
-            f"line {line} of {checked.path} asks for model {name!r}; served are: {served}. Change the "
-            f"input, or let the server have that name too: --alias {name}={models.names[0]}"
-        )
+    if models.is_ours:
+        _require_models(checked, models.names)
     if values.priority is not None:
         return int(values.priority)
     return LOW_PRIORITY if models.is_ours else None
+
+
+def _require_models(checked: CheckedInput, served: tuple[str, ...]) -> None:
+    for name, line in checked.models.items():
+        if name not in served:
+            raise EndpointError(
+                f"line {line} of {checked.path} asks for model {name!r}; served are: "
+                f"{', '.join(served[:MAX_SHOWN_MODELS])}. Change the input, or let the server have that name "
+                f"too: --alias {name}={served[0]}"
+            )
 
 
 def _left(num_left: int, checked: CheckedInput) -> str:

@@ -35,7 +35,7 @@ MAX_RETRIES = Flag(
 )
 GIVE_UP_AFTER = Flag(
     *("--give-up-after", "SECONDS", positive("seconds")),
-    "if the endpoint takes no line for so long, the batch ends unfinished; no line becomes an error by that",
+    "if the endpoint answers no line for so long, the batch ends unfinished, with exit code 3",
     default=600.0,
 )
 STOP_GRACE = Flag(

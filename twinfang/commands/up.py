@@ -51,6 +51,7 @@ def own_stack(values: argparse.Namespace, router_groups: Sequence[FlagGroup]) ->
         stack,
         values.start_timeout,
         num_decoding * values.data_parallel_size * values.max_num_seqs,
+        (stack.model_name, *(alias.name for alias in values.alias)),
         f"{servers} and a router for model {stack.model_name} ({values.model})",
         lambda: Files.read(config).close(),
     )

@@ -25,6 +25,8 @@ class OwnStack:
     start_timeout_s: float
     num_rows: int
     """Requests that its decode servers run at once."""
+    model_names: tuple[str, ...]
+    """The model's name for clients, and its aliases."""
     description: str
     check: Callable[[], None]
     """Raises :class:`TwinfangError` for files that the router could not use, before servers load."""
