@@ -18,13 +18,13 @@ BAR = "{percentage:3.0f}% |{bar}| {n_fmt}/{total_fmt} lines  {elapsed}<{remainin
 class Progress:
     """Counts what a batch has done."""
 
-    def __init__(self, total: int, num_answers: int, num_errors: int, out: TextIO = sys.stderr) -> None:
+    def __init__(self, total: int, num_answers: int, num_errors: int, out: TextIO | None = None) -> None:
         self.total = total
         self.num_answers = num_answers
         self.num_errors = num_errors
         self._num_before = num_answers + num_errors
         self._num_tokens = 0
-        self._out = out
+        self._out = out or sys.stderr
         self._noted_s = self._shown_s = self._started_s = time.monotonic()
         self._bar: tqdm | None = None
 
