@@ -5,6 +5,7 @@
 | 0 | stopped on request |
 | 1 | can't start or continue; one line gives the reason |
 | 2 | a bad flag or environment variable; one line names it |
+| 3 | `batch`: lines are left; the same command continues |
 | 70 | a bug in Twinfang; the log has the traceback |
 | 71 | the server's GPU failed or hangs; one line of the log says how |
 | 130 | interrupted before start-up was complete |
@@ -23,6 +24,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from telemetry.process_end import FAULT_EXIT_CODE
+from twinfang.batch.unfinished import UNFINISHED_EXIT_CODE, UnfinishedError
 from twinfang.commands.spelling import with_flags
 from twinfang.commands.table import COMMANDS, Command
 from twinfang.flags.flag import Flag, add_flags, resolve
@@ -88,6 +90,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED_EXIT_CODE
     try:
         run()
+    except UnfinishedError as error:
+        return _fail(prog, error, UNFINISHED_EXIT_CODE)
     except TwinfangError as error:
         return _fail(prog, error, 1)
     except KeyboardInterrupt:

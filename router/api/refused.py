@@ -29,7 +29,7 @@ REFUSED = {
     "/v1/conversations": "continue responses with previous_response_id instead",
     "/v1/responses/compact": "send fewer items instead",
     "/v1/files": "send texts in the request itself",
-    "/v1/batches": "send the requests one by one, with a high priority number if others should come first",
+    "/v1/batches": "send the requests one by one, or have `twinfang batch` answer the file",
 }
 """Why, or what to do instead."""
 

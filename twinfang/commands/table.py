@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from twinfang.autoscale import flags as autoscale
+from twinfang.batch import flags as batch
 from twinfang.commands.api_key import prepare as prepare_api_key
 from twinfang.commands.servers import (
     prepare_bench,
@@ -21,6 +23,8 @@ from twinfang.flags import ranks as rank_flags
 from twinfang.flags import router as router_flags
 from twinfang.flags import table
 from twinfang.flags.flag import Flag, FlagGroup
+from twinfang.talk import flags as talk
+from wire.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,40 @@ def _prepare_fetch_model(values: argparse.Namespace) -> Callable[[], None]:
     from twinfang.fetch.command import prepare
 
     return prepare(values)
+
+
+def _prepare_batch(values: argparse.Namespace) -> Callable[[], None]:
+    from twinfang.batch.command import prepare
+    from twinfang.commands.up import own_stack
+
+    if values.base_url is not None:
+        _refuse_stack_flags(values)
+    return prepare(values, lambda: own_stack(values, ROUTER.groups))
+
+
+def _prepare_chat(values: argparse.Namespace) -> Callable[[], None]:
+    from twinfang.talk.command import prepare_chat
+
+    return prepare_chat(values)
+
+
+def _prepare_complete(values: argparse.Namespace) -> Callable[[], None]:
+    from twinfang.talk.command import prepare_complete
+
+    return prepare_complete(values)
+
+
+def _refuse_stack_flags(values: argparse.Namespace) -> None:
+    """Raises :class:`ConfigError` for a flag that says how to start a stack where none is started. Variables
+    of the environment may be there for other commands."""
+    for flag in (flag for group in _BATCH_STACK for flag in group.flags):
+        if not os.environ.get(flag.variable) and getattr(values, flag.dest) != (
+            () if flag.repeatable else flag.default
+        ):
+            raise ConfigError(
+                f"{flag.name} is for a stack that the batch starts, and --base-url names a running one: "
+                "leave one of the two out"
+            )
 
 
 _ROUTER_ADDRESS = (table.host("the router"), table.port("the router", 8000))
@@ -337,7 +375,50 @@ FETCH_MODEL = Command(
     arguments=(fetch.SOURCE, fetch.DIRECTORY),
 )
 
+_BATCH_STACK = (
+    FlagGroup("a stack of its own", (batch.NUM_PREFILL, batch.NUM_DECODE, table.START_TIMEOUT)),
+    *UP.groups[1:-1],
+)
+BATCH = Command(
+    "batch",
+    "answer a file of requests",
+    "Answers the requests of a file in OpenAI's batch format, on a stack that it starts and stops itself, or "
+    "on any OpenAI endpoint (--base-url). Answers and errors go to files in OpenAI's format, in the order in "
+    "which they come.\n\n"
+    "If it is stopped or killed, the same command continues: no line is lost, and none is answered twice. It "
+    "ends with 0 when every line has an answer or an error, and with 3 if lines are left.",
+    (batch.FILES, batch.ENDPOINT, batch.SENDING, *_BATCH_STACK, batch.LOGS),
+    "twinfang batch requests.jsonl --output answers.jsonl --model ~/models/nemotron-h",
+    _prepare_batch,
+    arguments=(batch.INPUT,),
+)
+
+CHAT = Command(
+    "chat",
+    "chat with a model of any OpenAI endpoint",
+    "Sends messages to an OpenAI endpoint, by default `twinfang up` on this machine, and shows the answers "
+    "while they come; what the model thinks is dimmed. Ctrl-C ends an answer, /reset forgets what was said, "
+    "/exit ends the chat. With --message, or with a file or pipe as stdin, it answers one message and ends.",
+    (talk.ENDPOINT, talk.CHAT, talk.CHAT_SAMPLING, talk.LOGS),
+    "twinfang chat --system 'Answer in one sentence.' --temperature 0",
+    _prepare_chat,
+    arguments=(talk.MESSAGE,),
+)
+
+COMPLETE = Command(
+    "complete",
+    "have a model of any OpenAI endpoint continue texts",
+    "Sends texts to an OpenAI endpoint, by default `twinfang up` on this machine, and shows how the model "
+    "continues them. Ctrl-C ends an answer. With --prompt, or with a file or pipe as stdin, it continues one "
+    "text and ends.",
+    (talk.ENDPOINT, talk.COMPLETE, talk.COMPLETE_SAMPLING, talk.LOGS),
+    "twinfang complete 'def fibonacci(n):' --max-tokens 64 --temperature 0",
+    _prepare_complete,
+    arguments=(talk.PROMPT,),
+)
+
 COMMANDS = (
     *(UP, SERVE, PREFILL, DECODE, ROUTER, PLAN),
     *(CHECK_NETWORK, DRAIN, AUTOSCALE, BENCH, API_KEY, FETCH_MODEL),
+    *(BATCH, CHAT, COMPLETE),
 )

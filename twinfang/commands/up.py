@@ -1,4 +1,5 @@
-"""Runs a stack in the foreground and reports its progress: ``twinfang up`` and ``twinfang serve``."""
+"""Runs a stack in the foreground and reports its progress: ``twinfang up`` and ``twinfang serve``. Plans the
+stack that ``twinfang batch`` starts for itself."""
 
 from __future__ import annotations
 
@@ -12,14 +13,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from router.config import RouterConfig
 from router.resources import Files
 from twinfang.commands.servers import router_config
 from twinfang.flags.flag import FlagGroup, add_flags, resolve
 from twinfang.stack.child import Child
-from twinfang.stack.ports import ports_held
+from twinfang.stack.own_stack import OwnStack
+from twinfang.stack.ports import LOOPBACK, ports_held
 from twinfang.stack.stack import Stack, child_environment, plan_stack
 from twinfang.stack.supervisor import Supervisor
 
@@ -33,6 +34,27 @@ def prepare(
     Ctrl-C or SIGTERM."""
     stack = plan_stack(values, roles)
     return partial(_run, stack, values, router_config(router_values(stack.router.arguments, router_groups)))
+
+
+def own_stack(values: argparse.Namespace, router_groups: Sequence[FlagGroup]) -> OwnStack:
+    """Plans a stack for a command's own work: prefill and decode servers if their numbers are given, else one
+    server of both roles. Its router listens on a free loopback port."""
+    values.host, values.port, values.metrics_port = LOOPBACK, 0, None
+    roles = {"both": 1}
+    if values.prefill or values.decode:
+        roles = {"prefill": values.prefill or 1, "decode": values.decode or 1}
+    stack = plan_stack(values, roles)
+    config = router_config(router_values(stack.router.arguments, router_groups))
+    num_decoding = sum(count for role, count in roles.items() if role != "prefill")
+    servers = ", ".join(server.name for server in stack.servers)
+    return OwnStack(
+        stack,
+        values.start_timeout,
+        num_decoding * values.data_parallel_size * values.max_num_seqs,
+        (stack.model_name, *(alias.name for alias in values.alias)),
+        f"{servers} and a router for model {stack.model_name} ({values.model})",
+        lambda: Files.read(config).close(),
+    )
 
 
 def _run(stack: Stack, values: argparse.Namespace, router: RouterConfig) -> None:
@@ -57,7 +79,7 @@ async def _supervise(stack: Stack, values: argparse.Namespace) -> None:
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(signum, supervisor.request_stop)
-    with ports_held(_addresses(stack)):
+    with ports_held(stack.addresses):
         await supervisor.run()
 
 
@@ -66,13 +88,6 @@ def router_values(arguments: Sequence[str], groups: Sequence[FlagGroup]) -> argp
     parser = argparse.ArgumentParser()
     add_flags(parser, groups)
     return resolve(groups, parser.parse_args(arguments[1:]), {})
-
-
-def _addresses(stack: Stack) -> list[str]:
-    """Returns all addresses on which a process of the stack listens."""
-    children = (*stack.servers, stack.router)
-    pages = [urlsplit(child.metrics_url).netloc for child in stack.servers if child.metrics_url]
-    return [child.address for child in children] + pages
 
 
 class Progress:

@@ -94,10 +94,11 @@ def _value(flag: Flag, given: Any, environment: Mapping[str, str]) -> Any:
         texts, source = (given if flag.repeatable else [given]), flag.name
     elif environment.get(flag.variable):
         text = environment[flag.variable]
-        texts, source = (text.split(",") if flag.repeatable else [text]), flag.variable
+        texts = [one.strip() for one in (text.split(",") if flag.repeatable else [text])]
+        source = flag.variable
     else:
         return () if flag.repeatable else flag.default
-    parsed = tuple(_parse(flag, text.strip(), source) for text in texts)
+    parsed = tuple(_parse(flag, text, source) for text in texts)
     return parsed if flag.repeatable else parsed[0]
 
 

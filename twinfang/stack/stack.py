@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from twinfang.flags import ranks as rank_flags
 from twinfang.flags import router as router_flags
@@ -52,6 +53,13 @@ class Stack:
     @property
     def url(self) -> str:
         return f"http://{self.router.address}"
+
+    @property
+    def addresses(self) -> list[str]:
+        """All addresses on which a process of the stack listens."""
+        children = (*self.servers, self.router)
+        pages = [urlsplit(child.metrics_url).netloc for child in self.servers if child.metrics_url]
+        return [child.address for child in children] + pages
 
 
 def plan_stack(values: argparse.Namespace, roles: Mapping[str, int]) -> Stack:
