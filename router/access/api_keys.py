@@ -14,6 +14,8 @@ import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from router.access.key_limits import KeyLimits
+
 PREFIX = "twinfang-"
 """Lets scanners of code and logs find keys that were leaked."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -30,6 +32,9 @@ class ApiKey:
     min_priority: int | None = None
     """The earliest priority (the lowest number) that the key's requests may ask for. If this number is above
     0, it is also the priority of requests that ask for none."""
+    limits: KeyLimits | None = None
+    """How much the key's requests may use; None: as much as they like. Keys of one name share what is
+    counted."""
 
 
 NOBODY = ApiKey("", b"")
