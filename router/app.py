@@ -49,6 +49,10 @@ from router.models.tools.format_names import tool_format
 from router.observe.last_minute import LastMinute
 from router.observe.metrics import Metrics
 from router.observe.request_log import RequestLog
+from router.quota.limits_middleware import LimitsMiddleware
+from router.quota.opening import open_limiter
+from router.quota.quota import Quota
+from router.quota.rate_headers import ANTHROPIC_NAMES, OPENAI_NAMES
 from router.resources import Resources
 from router.serving.dispatch import RETRIED
 from router.serving.inbox import Backlog
@@ -112,13 +116,17 @@ async def _serving(app: FastAPI, *, resources: Resources, on_fatal: OnFatal) -> 
     for model in models:
         settings.on_change(model.gate.use_limits)
         settings.on_change(model.hold.use_limits)
+    metrics, key_file = Metrics(RETRIED), resources.files.key_file
+    keys = None if key_file is None else key_file.keys
+    limiter = open_limiter(config.limit_store, metrics.quota.store, keys)
     services = app.state.services = Services(
         settings=settings,
         models=ModelCatalog(models, config.aliases),
         pool=pool,
-        metrics=Metrics(RETRIED),
+        metrics=metrics,
         drain=resources.drain,
-        key_file=resources.files.key_file,
+        key_file=key_file,
+        quota=Quota(limiter, metrics.quota),
         grammars=GrammarChecker(),
         requests=RequestLog(),
         backlog=Backlog(),
@@ -142,6 +150,7 @@ async def _serving(app: FastAPI, *, resources: Resources, on_fatal: OnFatal) -> 
         start_background(feed.run(), "admin events", on_fatal),
         start_background(watch([model.hold for model in models]), "watch for absences", on_fatal),
         start_background(files.response_store.keep_purging(), "expiry of responses", on_fatal),
+        start_background(limiter.run(), "booking of keys' usage", on_fatal),
     ]
     if files.state_file is not None:
         watching.append(start_background(files.state_file.keep_trying(), "state file", on_fatal))
@@ -155,6 +164,7 @@ async def _serving(app: FastAPI, *, resources: Resources, on_fatal: OnFatal) -> 
         if pods is not None:
             await pods.close()
         await cancel_and_wait(*watching)
+        await limiter.close()
         await pool.close()
         await services.grammars.close()
         await resources.close()
@@ -197,6 +207,8 @@ def _add_middleware(app: FastAPI, resources: Resources) -> None:
         "/v1/responses": creation.create_response,
     }
     app.add_middleware(DirectRoutes, endpoints=endpoints)
+    if resources.files.key_file is not None:
+        app.add_middleware(LimitsMiddleware)
     room = app.state.body_room = BodyRoom(BODIES_AT_ONCE * config.max_body_bytes)
     app.add_middleware(BodyLimitMiddleware, max_bytes=config.max_body_bytes, room=room, client_of=client_name)
     app.add_middleware(BeginningsMiddleware, lane=TurnLane(), client_of=client_name)
@@ -211,7 +223,7 @@ def _add_middleware(app: FastAPI, resources: Resources) -> None:
             allow_origins=config.cors_origins,
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
-            expose_headers=["X-Request-Id", "Retry-After"],
+            expose_headers=["X-Request-Id", "Retry-After", *OPENAI_NAMES, *ANTHROPIC_NAMES],
         )
     app.add_middleware(HeadMiddleware)
     app.add_middleware(OriginsMiddleware, allowed=config.cors_origins)

@@ -11,7 +11,7 @@ import hashlib
 import hmac
 import re
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from router.access.key_limits import KeyLimits
@@ -57,6 +57,9 @@ class ApiKeys:
 
     def __len__(self) -> int:
         return len(self._keys)
+
+    def __iter__(self) -> Iterator[ApiKey]:
+        return iter(self._keys)
 
     def find(self, presented: str) -> ApiKey | None:
         """Return the key, or None. The search takes the same time for every valid key and for a wrong one."""

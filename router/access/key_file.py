@@ -3,7 +3,7 @@
     # name         sha256 of the key                                                        options
     alice          sha256:2bd806c97f0e00af1a1fc3328fa763a9269723c8db8fac4f93af71db186d6e90
     nightly-batch  sha256:81b637d8fcd2c6da6359e6963113a1170de795e4b725b84d1e0b4cfd9ec58ce9  min_priority=10
-    trial          sha256:5d41402abc4b2a76b9719d911017c592ae4b725b84d1e0b4cfd9ec58ce9f3a11  tokens_per_day=50000
+    trial          sha256:5d41402abc4b2a76b9719d911017c592ae4b725b84d1e0b4cfd9ec58ce9f3a11  tokens_total=5000
 
 Several keys may have the same name, so that a key can be replaced while both are valid. A line may
 contain a key that somebody has put there by mistake. So no message repeats any part of a line, except a
@@ -35,7 +35,9 @@ def key_line(key: ApiKey) -> str:
     """Return the line of the file for ``key``."""
     options = [] if key.min_priority is None else [("min_priority", key.min_priority)]
     options += key.limits or ()
-    return " ".join([f"{key.name} sha256:{key.digest.hex()}", *(f"{name}={value}" for name, value in options)])
+    return " ".join(
+        [f"{key.name} sha256:{key.digest.hex()}", *(f"{name}={value}" for name, value in options)]
+    )
 
 
 def read_keys(path: Path) -> ApiKeys:

@@ -1,7 +1,7 @@
 """The account of one key, and the rules by which it changes. No I/O and no clock.
 
-A rate is a bucket that leaks: what was spent flows off at the rate's speed. So a key may use a minute's worth at
-once, and after that as much as flows off. A budget counts what was used since the beginning of its period.
+A rate is a bucket that leaks: what was spent flows off at the rate's speed. So a key may use a minute's worth
+at once, and after that as much as flows off. A budget counts what was used since the beginning of its period.
 :data:`router.quota.redis_scripts.ADMIT` has the same rules in Lua.
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -32,6 +33,22 @@ class Limiter(Protocol):
         """Book what is left to book, and close the store."""
 
 
+class OwnLimiter:
+    """A :class:`Limiter` with the accounts of this process alone."""
+
+    def __init__(self) -> None:
+        self._store = MemoryStore()
+
+    async def admit(self, ask: Ask) -> Admission:
+        return admit_to(self._store, ask)
+
+    async def run(self) -> None:
+        await asyncio.Event().wait()
+
+    async def close(self) -> None:
+        """Do nothing: what was counted ends with the process."""
+
+
 def settlement_of(ask: Ask, verdict: Verdict, num_tokens: int) -> Settlement:
     return Settlement(ask.id, ask.name, num_tokens, verdict.standing.day, verdict.standing.month)
 
@@ -45,6 +62,4 @@ def admit_to(store: MemoryStore, ask: Ask) -> Admission:
     verdict = store.admit_now(ask)
     if verdict.refused_by is not None or not ask.num_tokens:
         return Admission(verdict, settle_nothing)
-    return Admission(
-        verdict, lambda num_tokens: store.settle_now(settlement_of(ask, verdict, num_tokens))
-    )
+    return Admission(verdict, lambda num_tokens: store.settle_now(settlement_of(ask, verdict, num_tokens)))

@@ -14,7 +14,9 @@ OPENAI_NAMES = tuple(
     f"x-ratelimit-{what}-{of}" for of in ("requests", "tokens") for what in ("limit", "remaining", "reset")
 )
 ANTHROPIC_NAMES = tuple(
-    f"anthropic-ratelimit-{of}-{what}" for of in ("requests", "tokens") for what in ("limit", "remaining", "reset")
+    f"anthropic-ratelimit-{of}-{what}"
+    for of in ("requests", "tokens")
+    for what in ("limit", "remaining", "reset")
 )
 ANTHROPIC_PATH = "/v1/messages"
 
@@ -22,12 +24,16 @@ ANTHROPIC_PATH = "/v1/messages"
 def rate_headers(path: str, limits: KeyLimits, standing: Standing) -> dict[str, str]:
     """Return the headers for an answer on ``path``. A rate without a limit has none. ``reset`` is when the
     whole rate will be free again."""
-    headers = {}
+    headers: dict[str, str] = {}
     for of, limit, remaining, reset_s in _rates(limits, standing):
         if path == ANTHROPIC_PATH:
             prefix = f"anthropic-ratelimit-{of}-"
             at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(math.ceil(standing.now_s + reset_s)))
-            headers |= {f"{prefix}limit": str(limit), f"{prefix}remaining": str(remaining), f"{prefix}reset": at}
+            headers |= {
+                f"{prefix}limit": str(limit),
+                f"{prefix}remaining": str(remaining),
+                f"{prefix}reset": at,
+            }
         else:
             headers[f"x-ratelimit-limit-{of}"] = str(limit)
             headers[f"x-ratelimit-remaining-{of}"] = str(remaining)

@@ -125,9 +125,9 @@ end
 return answer
 """
 )
-"""KEYS: the account, its reservations, live, lapsed. ARGV: id, tokens, seconds until it lapses, then the limits in
-the order of :class:`KeyLimits`, each empty if there is none. Returns the name of the limit that refuses, or
-nothing, and the values of a :class:`Standing`."""
+"""KEYS: the account, its reservations, live, lapsed. ARGV: id, tokens, seconds until it lapses, then the
+limits in the order of :class:`KeyLimits`, each empty if there is none. Returns the name of the limit that
+refuses, or nothing, and the values of a :class:`Standing`."""
 
 SETTLE = (
     _ACCOUNT
@@ -160,5 +160,5 @@ write(key, account)
 return 1
 """
 )
-"""KEYS: those of :data:`ADMIT`, and the charge's. ARGV: id, tokens, day, month, ``reserved`` or nothing, and for how
-many seconds the charge is remembered. Returns whether anything was booked."""
+"""KEYS: those of :data:`ADMIT`, and the charge's. ARGV: id, tokens, day, month, ``reserved`` or nothing, and
+for how many seconds the charge is remembered. Returns whether anything was booked."""

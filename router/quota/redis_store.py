@@ -1,4 +1,4 @@
-"""Accounts in a Redis server, which the routers of several hosts share. Its clock is the only one that counts."""
+"""Accounts in a Redis server, which the routers of several hosts share. Its clock alone counts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ class RedisStore:
     """A :class:`LimitStore`. It connects at its first call."""
 
     def __init__(self, url: str, *, timeout_s: float) -> None:
-        """``timeout_s`` limits each wait for the server. Raises ValueError for a URL that Redis can't have."""
+        """``timeout_s`` limits each wait for the server. Raises ValueError for a URL that is none of
+        Redis."""
         self._pool = BlockingConnectionPool.from_url(
             url,
             max_connections=MAX_CONNECTIONS,
@@ -63,7 +64,14 @@ class RedisStore:
             for one in settlements:
                 keys = [*_keys(one.name), f"{_key(one.name)}:charge:{one.id}"]
                 reserved = "reserved" if one.was_reserved else ""
-                arguments = [one.id, one.num_tokens, one.day, one.month, reserved, int(KEPT_S)]
+                arguments: list[str | int] = [
+                    one.id,
+                    one.num_tokens,
+                    one.day,
+                    one.month,
+                    reserved,
+                    int(KEPT_S),
+                ]
                 pipeline.evalsha(self._settle.sha, len(keys), *keys, *arguments)
             await pipeline.execute()
 

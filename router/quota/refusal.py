@@ -54,8 +54,8 @@ def _over_budget(name: str, limit: int, num_tokens: int, standing: Standing, sai
     state = f"{used} tokens are used {PERIODS[name]}, {standing.reserved} are reserved by running requests"
     if used + num_tokens <= limit:
         return RateLimitError(
-            f"{said}; {state}: send it again when a running request has ended, or lower the greatest length of "
-            "the answer",
+            f"{said}; {state}: send it again when a running request has ended, or lower the greatest length "
+            "of the answer",
             retry_after_s=RUNNING_RETRY_S,
         )
     wait_s = None if ends_s is None else max(1, math.ceil(ends_s - standing.now_s))

@@ -1,9 +1,9 @@
 """Admits requests by a store that other processes use, too, and goes on without it while it is down.
 
-A store that fails or answers too late is left alone until it answers again. Meanwhile this process applies the
-limits by itself: its accounts begin where the store's were last seen, and what it uses is booked in the store
-afterwards. So requests are still served while a store is down, and each process lets in as much as a single
-process might.
+A store that fails or answers too late is left alone until it answers again. Meanwhile this process applies
+the limits by itself: its accounts begin where the store's were last seen, and what it uses is booked in the
+store afterwards. So requests are still served while a store is down, and each process lets in as much as a
+single process might.
 """
 
 from __future__ import annotations

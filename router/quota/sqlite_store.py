@@ -90,6 +90,11 @@ class SqliteStore:
         await asyncio.get_running_loop().run_in_executor(self._thread, self._disconnect)
         self._thread.shutdown(wait=False)
 
+    def close_now(self) -> None:
+        """Close the file. Blocks."""
+        self._thread.submit(self._disconnect).result()
+        self._thread.shutdown()
+
     async def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, self._on_thread, work)
@@ -133,13 +138,12 @@ class SqliteStore:
         self._let_lapse(connection, now_s)
         account = _read(connection, ask.name)
         refused_by = account.admit(ask.limits, ask.num_tokens, now_s)
-        if refused_by is None:
-            _write(connection, ask.name, account)
-            if ask.num_tokens:
-                connection.execute(
-                    "INSERT INTO reservations (id, name, num_tokens, ends_s) VALUES (?, ?, ?, ?)",
-                    (ask.id, ask.name, ask.num_tokens, now_s + ask.lasts_s),
-                )
+        _write(connection, ask.name, account)
+        if refused_by is None and ask.num_tokens:
+            connection.execute(
+                "INSERT INTO reservations (id, name, num_tokens, ends_s) VALUES (?, ?, ?, ?)",
+                (ask.id, ask.name, ask.num_tokens, now_s + ask.lasts_s),
+            )
         return Verdict(account.standing(now_s), refused_by)
 
     def _settle(self, connection: sqlite3.Connection, settlement: Settlement) -> None:
@@ -163,7 +167,9 @@ class SqliteStore:
         ).fetchall()
         for reservation_id, name, num_tokens in ended:
             connection.execute("UPDATE reservations SET has_lapsed = 1 WHERE id = ?", (reservation_id,))
-            connection.execute("UPDATE accounts SET reserved = reserved - ? WHERE name = ?", (num_tokens, name))
+            connection.execute(
+                "UPDATE accounts SET reserved = reserved - ? WHERE name = ?", (num_tokens, name)
+            )
         old = (now_s - KEPT_S, LAPSED_AT_ONCE)
         connection.execute(
             "DELETE FROM reservations WHERE id IN "

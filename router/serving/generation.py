@@ -18,6 +18,7 @@ from router.serving.services import Services
 from router.serving.slice_lane import LIGHT_WEIGHT, OUTPUT_WEIGHT, SLICE_WEIGHT
 from router.serving.text_lane import Lane
 from router.serving.text_request import TextRequest
+from router.serving.usage import Usage, billed_tokens, usage_of
 from wire.errors import (
     CancelledRequestError,
     DeadlineError,
@@ -141,15 +142,29 @@ class Generation:
             dispatch.cancel()
         if self._place is not None:
             self._place.num_answer_tokens = self._count_tokens()
-            self._services.metrics.keys.used(
-                self._record.client.api_key.name,
-                num_prompt_tokens=self._num_prompt_tokens,
-                num_answer_tokens=self._place.num_answer_tokens,
-            )
+            if self._record.client.api_key.name:
+                self._book(error)
             self._place = None  # breaks reference cycles: the place and the dispatches refer to this
         self._dispatches.clear()
         self._services.recent.requests.add(1, self._services.recent.now_s)
         await self._exits.__aexit__(kind, error, trace)
+
+    def _book(self, error: BaseException | None) -> None:
+        """Count what the request has cost its key."""
+        usage = self.usage()
+        self._services.metrics.keys.used(
+            self._record.client.api_key.name,
+            prompt=usage.num_prompt_tokens,
+            cached=usage.cached_tokens or 0,
+            generation=usage.num_answer_tokens,
+            reasoning=usage.num_thinking_tokens or 0,
+        )
+        self._request.reservation.settle(billed_tokens(usage, error))
+
+    def usage(self) -> Usage:
+        """Return what the request has cost so far. Choices of one prompt share what was cached of it."""
+        begun = range(0, len(self._dispatches), self._request.n)
+        return usage_of(self._request.num_prompt_tokens, self.answers, sum(map(self.cached_tokens, begun)))
 
     def _abort(self, error: TwinfangError) -> None:
         self._inbox.put((min(self._unfinished, default=0), error))

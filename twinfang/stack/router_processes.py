@@ -7,6 +7,9 @@ import asyncio
 import logging
 import os
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from tempfile import TemporaryDirectory
 
 from router.config import ProcessPlace
 from router.http.sockets import shared_socket
@@ -29,9 +32,25 @@ def run(values: argparse.Namespace) -> None:
     :class:`ChildFailedError` if a process can't start or dies too often."""
     if values.port:
         require_free(values.host, values.port)
-    with shared_socket(values.host, values.port) as reserved:  # it never listens
+    with _limit_store(values), shared_socket(values.host, values.port) as reserved:  # it never listens
         port = reserved.getsockname()[1]
         asyncio.run(_supervise(plan_processes(values, port)))
+
+
+@contextmanager
+def _limit_store(values: argparse.Namespace) -> Iterator[None]:
+    """Makes the processes count limits of API keys together. Without ``--limit-store`` they share a file that
+    ends with them."""
+    if values.limit_store or values.api_keys_file is None:
+        yield
+        return
+    with TemporaryDirectory(prefix="twinfang-limits-") as folder:
+        values.limit_store = f"sqlite:{folder}/limits.sqlite"
+        log.info(
+            "limits of API keys are counted in %s, which ends with this router: --limit-store keeps them",
+            values.limit_store,
+        )
+        yield
 
 
 def plan_processes(values: argparse.Namespace, port: int) -> list[ChildSpec]:
