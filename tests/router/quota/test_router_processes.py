@@ -25,6 +25,7 @@ async def router(folder, *flags):
     server.script = saying([300, 301])
     await server.start()
     model = write_model_dir(folder / "model")
+    (model / "config.json").write_text("{}")
     running = running_router("--workers", "2", f"--model=tiny={model}", f"--decode={server.address}", *flags)
     try:
         url = await asyncio.to_thread(running.__enter__)
