@@ -66,6 +66,7 @@ LIMIT_STORE = Flag(
     "redis://[[user]:password@]host:port/db (rediss:// for TLS) for those of several; they are then limits "
     "of all these routers together",
     default_text="memory; with --workers, an SQLite file that ends with the router",
+    is_secret=True,
 )
 MAX_HEADER_SIZE = Flag(
     *("--max-header-size", "KIB", positive("KiB"), "largest URL and headers; larger ones are answered 431"),

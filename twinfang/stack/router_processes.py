@@ -34,7 +34,8 @@ def run(values: argparse.Namespace) -> None:
         require_free(values.host, values.port)
     with _limit_store(values), shared_socket(values.host, values.port) as reserved:  # it never listens
         port = reserved.getsockname()[1]
-        asyncio.run(_supervise(plan_processes(values, port)))
+        processes = plan_processes(values, port)
+        asyncio.run(_supervise(processes, child_environment(os.environ, values)))
 
 
 @contextmanager
@@ -75,10 +76,8 @@ def _process(values: argparse.Namespace, port: int, place: ProcessPlace) -> Chil
     )
 
 
-async def _supervise(processes: list[ChildSpec]) -> None:
-    supervisor = Supervisor(
-        [processes], environment=child_environment(os.environ), start_timeout_s=START_TIMEOUT_S
-    )
+async def _supervise(processes: list[ChildSpec], environment: dict[str, str]) -> None:
+    supervisor = Supervisor([processes], environment=environment, start_timeout_s=START_TIMEOUT_S)
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(signum, supervisor.request_stop)
