@@ -1,7 +1,7 @@
 """Accounts in an SQLite file, which the router processes of one host share.
 
-Each call is one transaction. SQLite blocks while the disk works or another process writes, so a thread of its
-own makes the calls.
+SQLite blocks while the disk works or another process writes, so a thread of its own makes the calls. Calls
+that come meanwhile wait, and then share one transaction.
 """
 
 from __future__ import annotations
@@ -10,18 +10,21 @@ import asyncio
 import os
 import sqlite3
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import astuple, fields
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from router.quota.account import Account
 from router.quota.limit_store import KEPT_S, Ask, LimitStoreError, Settlement, Verdict
 from wire.errors import ConfigError
 
 T = TypeVar("T")
+Work = Callable[[sqlite3.Connection], Any]
 
 VERSION = 1
 APPLICATION_ID = 0x7F1A08
@@ -48,8 +51,15 @@ SETTINGS = (
 READ = f"SELECT {', '.join(COLUMNS)} FROM accounts WHERE name = ?"
 WRITE = f"INSERT OR REPLACE INTO accounts VALUES ({', '.join('?' * (len(COLUMNS) + 1))})"
 BUSY_TIMEOUT_S = 0.8
-"""How long a call waits for other processes' transactions. Below the deadline of a call, so that a call which
-is given up does not keep the thread."""
+"""How long a transaction waits for those of other processes. Below the deadline of a call, so that a call
+which is given up does not keep the thread."""
+OPEN_TIMEOUT_S = 5.0
+"""The same for the settings of a file that several processes open at once."""
+BUSY_PAUSE_S = 0.001
+"""Time between two attempts to begin a transaction. SQLite itself would wait up to 100 ms between two, and a
+process could be unlucky for seconds."""
+CALLS_AT_ONCE = 64
+"""How many calls share one transaction at most."""
 LAPSED_AT_ONCE = 64
 """How many reservations one transaction lets lapse, and how many old rows it deletes."""
 
@@ -65,6 +75,8 @@ class SqliteStore:
         self._connection: sqlite3.Connection | None = None
         """Belongs to the thread."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="limit-store")
+        self._waiting: deque[tuple[Work, asyncio.Future[Any]]] = deque()
+        self._is_working = False
         try:
             self._thread.submit(self._connected).result()
         except (sqlite3.Error, OSError, ValueError) as error:
@@ -96,16 +108,47 @@ class SqliteStore:
         self._thread.shutdown()
 
     async def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, self._on_thread, work)
-        except (sqlite3.Error, OSError, ValueError) as error:
-            raise LimitStoreError(f"{self._path}: {error}") from error
+        result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._waiting.append((work, result))
+        self._work()
+        return await result
 
-    def _on_thread(self, work: Callable[[sqlite3.Connection], T]) -> T:
+    def _work(self) -> None:
+        """Give the thread the calls that wait, unless it still has others. Calls that were given up are left
+        out."""
+        if self._is_working:
+            return
+        calls: list[tuple[Work, asyncio.Future[Any]]] = []
+        while self._waiting and len(calls) < CALLS_AT_ONCE:
+            call = self._waiting.popleft()
+            calls += [] if call[1].cancelled() else [call]
+        if calls:
+            self._is_working = True
+            loop = asyncio.get_running_loop()
+            job = loop.run_in_executor(self._thread, self._on_thread, [work for work, _ in calls])
+            job.add_done_callback(partial(self._worked, [result for _, result in calls]))
+
+    def _worked(self, results: Sequence[asyncio.Future[Any]], job: asyncio.Future[list[Any]]) -> None:
+        self._is_working = False
+        error = None if job.cancelled() else job.exception()
+        for i, result in enumerate(results):
+            if result.done():
+                continue
+            if job.cancelled():
+                result.cancel()
+            elif error is None:
+                result.set_result(job.result()[i])
+            elif isinstance(error, sqlite3.Error | OSError | ValueError):
+                result.set_exception(LimitStoreError(f"{self._path}: {error}"))
+            else:
+                result.set_exception(error)
+        self._work()
+
+    def _on_thread(self, works: Sequence[Work]) -> list[Any]:
         connection = self._connected()
         try:
             with _transaction(connection):
-                return work(connection)
+                return [work(connection) for work in works]
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
                 self._disconnect()  # the next call opens the file again, which may be another one by now
@@ -117,10 +160,11 @@ class SqliteStore:
         self._disconnect()
         with os.fdopen(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)):
             pass  # only the owner of a new file can read it
-        connection = sqlite3.connect(self._path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
+        connection = sqlite3.connect(self._path, timeout=OPEN_TIMEOUT_S, isolation_level=None)
         try:
             for setting in SETTINGS:
                 connection.execute(setting)
+            connection.execute("PRAGMA busy_timeout = 0")  # from here on _begin waits
             _prepare(connection)
         except BaseException:
             connection.close()
@@ -203,11 +247,23 @@ def _prepare(connection: sqlite3.Connection) -> None:
         raise ValueError("it is not a router's store of limits, or one of another release")
 
 
+def _begin(connection: sqlite3.Connection) -> None:
+    ends_s = time.monotonic() + BUSY_TIMEOUT_S
+    while True:
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > ends_s:
+                raise
+        time.sleep(BUSY_PAUSE_S)
+
+
 @contextmanager
 def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
     """A transaction that may write from its beginning, so that it can't fail in its midst because another
     process has written."""
-    connection.execute("BEGIN IMMEDIATE")
+    _begin(connection)
     try:
         yield
     except BaseException:
