@@ -51,8 +51,8 @@ def _open(address: str) -> LimitStore:
         ) from error
     try:
         return RedisStore(address, timeout_s=DEADLINE_S)
-    except ValueError as error:
+    except ValueError:
         raise ConfigError(
-            f"the address of the Redis server in `limit_store` is wrong: {error}; give "
-            "redis://[[user]:password@]host:port/db"
-        ) from error
+            "the address of the Redis server in `limit_store` is wrong: give "
+            "redis://[[user]:password@]host:port/db, with %xx for other characters in a password"
+        ) from None  # the error may have a part of the password
