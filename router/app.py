@@ -43,6 +43,8 @@ from router.models.tools.format_names import tool_format
 from router.observe.last_minute import LastMinute
 from router.observe.metrics import Metrics
 from router.observe.request_log import RequestLog
+from router.quota.opening import open_limiter
+from router.quota.quota import Quota
 from router.resources import Resources
 from router.serving.dispatch import RETRIED
 from router.serving.inbox import Backlog
@@ -106,13 +108,17 @@ async def _serving(app: FastAPI, *, resources: Resources, on_fatal: OnFatal) -> 
     for model in models:
         settings.on_change(model.gate.use_limits)
         settings.on_change(model.hold.use_limits)
+    metrics, key_file = Metrics(RETRIED), resources.files.key_file
+    keys = None if key_file is None else key_file.keys
+    limiter = open_limiter(config.limit_store, metrics.quota.store, keys)
     services = app.state.services = Services(
         settings=settings,
         models=ModelCatalog(models, config.aliases),
         pool=pool,
-        metrics=Metrics(RETRIED),
+        metrics=metrics,
         drain=resources.drain,
-        key_file=resources.files.key_file,
+        key_file=key_file,
+        quota=Quota(limiter, metrics.quota),
         grammars=GrammarChecker(),
         requests=RequestLog(),
         backlog=Backlog(),
@@ -136,6 +142,7 @@ async def _serving(app: FastAPI, *, resources: Resources, on_fatal: OnFatal) -> 
         start_background(feed.run(), "admin events", on_fatal),
         start_background(watch([model.hold for model in models]), "watch for absences", on_fatal),
         start_background(files.response_store.keep_purging(), "expiry of responses", on_fatal),
+        start_background(limiter.run(), "booking of keys' usage", on_fatal),
     ]
     if files.state_file is not None:
         watching.append(start_background(files.state_file.keep_trying(), "state file", on_fatal))
@@ -149,6 +156,7 @@ async def _serving(app: FastAPI, *, resources: Resources, on_fatal: OnFatal) -> 
         if pods is not None:
             await pods.close()
         await cancel_and_wait(*watching)
+        await limiter.close()
         await pool.close()
         await services.grammars.close()
         await resources.close()

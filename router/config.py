@@ -60,6 +60,9 @@ ALLOWED_HOST = re.compile(r"(?:\*\.)?[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*|\[[0-9A
 if it is an IPv6 address."""
 
 
+LIMIT_STORE = re.compile(r"sqlite:.+|rediss?://\S+")
+LIMIT_STORE_FORMS = "sqlite:FILE or redis://[[user]:password@]host:port/db (rediss:// for TLS)"
+
 WEEK_S = 7 * 24 * 3600
 HIGHEST = {
     "max_requests_in_flight": 10**9,
@@ -219,6 +222,9 @@ class RouterConfig:
     starts."""
     api_keys_file: Path | None = None
     """The file that says who may send requests, see :mod:`router.access.key_file`; None: everybody may."""
+    limit_store: str = ""
+    """Where the limits of API keys are counted: ``sqlite:FILE`` or ``redis://host:port/db``. Empty: in this
+    process's memory."""
     cors_origins: tuple[str, ...] = ()
     """Pages of these origins may use the API from a browser; ``*``: pages of all origins. Other pages may
     not."""
@@ -276,6 +282,10 @@ class RouterConfig:
         for name, limit in HIGHEST.items():
             if getattr(self, name) > limit:
                 raise ConfigError(f"{name} must be at most {limit}, got {getattr(self, name)}: give less")
+        if self.limit_store and not LIMIT_STORE.fullmatch(self.limit_store):
+            raise ConfigError(
+                f"limit_store has the wrong form: give {LIMIT_STORE_FORMS}"  # it may contain a password
+            )
         for name in self.allowed_hosts:
             if name != "*" and not ALLOWED_HOST.fullmatch(name):
                 raise ConfigError(

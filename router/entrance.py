@@ -27,6 +27,8 @@ from router.http.drain import Drain
 from router.http.head import answer_head
 from router.http.openai_errors import answer_error, answer_unexpected, error_response
 from router.http.request_id import HEADER, request_id
+from router.quota.quota import release_unsettled
+from router.quota.rate_headers import ANTHROPIC_NAMES, OPENAI_NAMES
 from wire.errors import AuthenticationError, TwinfangError
 
 log = logging.getLogger(__name__)
@@ -88,7 +90,7 @@ class Entrance:
                 allow_origins=cors_origins,
                 allow_methods=["GET", "POST", "DELETE"],
                 allow_headers=["*"],
-                expose_headers=["X-Request-Id", "Retry-After"],
+                expose_headers=["X-Request-Id", "Retry-After", *OPENAI_NAMES, *ANTHROPIC_NAMES],
             )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -140,6 +142,7 @@ class Entrance:
             body = BoundedBody(scope, receive, share, self._max_body_bytes)
             await self._answer(scope, body.receive, send)
         finally:
+            release_unsettled(scope)
             share.give_back()
             self._drain.num_running -= is_counted
 

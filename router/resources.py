@@ -29,6 +29,7 @@ from router.admin.state_file import SavedChanges, StateFile
 from router.api.responses.response_file import ResponseFile
 from router.api.responses.response_store import NoStore, ResponseStore
 from router.models.folder import ModelFolder
+from router.quota.opening import check_store
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ class Files:
         token = None if config.admin_token_file is None else AdminToken.from_file(config.admin_token_file)
         state_file = None if config.state_file is None else StateFile(config.state_file)
         saved = SavedChanges() if state_file is None else state_file.load()
+        check_store(config.limit_store)
         store = _response_store(config)
         return cls(saved.applied_to(config), key_file, folders, token, state_file, saved, store)
 

@@ -13,6 +13,7 @@ sent as ``(code, message)``, and :func:`error_from_code` makes an error of the s
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar, Literal, Self
 
 TransferFailure = Literal[
@@ -161,15 +162,30 @@ class OriginNotAllowedError(InvalidRequestError):
 
 class OverloadedError(TwinfangError):
     """There is no room now for the request or for its answer. It may be sent again after ``retry_after_s``
-    seconds."""
+    seconds; None: the same request will never be taken."""
 
     http_status = 429
     type = "rate_limit_error"
     code = "overloaded"
 
-    def __init__(self, message: str, *, param: str | None = None, retry_after_s: int = 1) -> None:
+    def __init__(self, message: str, *, param: str | None = None, retry_after_s: int | None = 1) -> None:
         super().__init__(message, param=param)
         self.retry_after_s = retry_after_s
+        self.headers: Mapping[str, str] = {}
+        """Further headers of the answer."""
+
+
+class RateLimitError(OverloadedError):
+    """An API key has used as much as it may for now."""
+
+    code = "rate_limit_exceeded"
+
+
+class QuotaError(OverloadedError):
+    """An API key has used up its budget of tokens."""
+
+    type = "insufficient_quota"
+    code = "insufficient_quota"
 
 
 class UnavailableError(TwinfangError):

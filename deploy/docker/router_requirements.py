@@ -1,6 +1,6 @@
 """Prints those of the project's dependencies that a router needs, one per line: all except the servers' own.
 
-python3 router_requirements.py pyproject.toml otel kubernetes s3 > requirements.txt
+python3 router_requirements.py pyproject.toml otel kubernetes redis s3 > requirements.txt
 """
 
 from __future__ import annotations

@@ -11,8 +11,10 @@ import hashlib
 import hmac
 import re
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+
+from router.access.key_limits import KeyLimits
 
 PREFIX = "twinfang-"
 """Lets scanners of code and logs find keys that were leaked."""
@@ -30,6 +32,9 @@ class ApiKey:
     min_priority: int | None = None
     """The earliest priority (the lowest number) that the key's requests may ask for. If this number is above
     0, it is also the priority of requests that ask for none."""
+    limits: KeyLimits | None = None
+    """How much the key's requests may use; None: as much as they like. Keys of one name share what is
+    counted."""
 
 
 NOBODY = ApiKey("", b"")
@@ -52,6 +57,9 @@ class ApiKeys:
 
     def __len__(self) -> int:
         return len(self._keys)
+
+    def __iter__(self) -> Iterator[ApiKey]:
+        return iter(self._keys)
 
     def find(self, presented: str) -> ApiKey | None:
         """Return the key, or None. The search takes the same time for every valid key and for a wrong one."""

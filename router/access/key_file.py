@@ -3,10 +3,11 @@
     # name         sha256 of the key                                                        options
     alice          sha256:2bd806c97f0e00af1a1fc3328fa763a9269723c8db8fac4f93af71db186d6e90
     nightly-batch  sha256:81b637d8fcd2c6da6359e6963113a1170de795e4b725b84d1e0b4cfd9ec58ce9  min_priority=10
+    trial          sha256:5d41402abc4b2a76b9719d911017c592ae4b725b84d1e0b4cfd9ec58ce9f3a11  tokens_total=5000
 
 Several keys may have the same name, so that a key can be replaced while both are valid. A line may
 contain a key that somebody has put there by mistake. So no message repeats any part of a line, except a
-number that was read as ``min_priority``.
+number that was read as the value of an option.
 """
 
 from __future__ import annotations
@@ -17,21 +18,26 @@ import re
 from pathlib import Path
 
 from router.access.api_keys import NAME, ApiKey, ApiKeys
+from router.access.key_limits import LIMIT_NAMES, MAX_LIMIT, KeyLimits
 from wire.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
 DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
-MIN_PRIORITY = re.compile(r"min_priority=(-?\d{1,10})")
+OPTION = re.compile(rf"(min_priority|{'|'.join(LIMIT_NAMES)})=(-?\d{{1,16}})")
 PRIORITIES = range(-(2**31) + 1, 2**31)
 """The priorities that a key may have."""
+LIMITS = range(1, MAX_LIMIT + 1)
 LOOK_INTERVAL_S = 1.0
 
 
 def key_line(key: ApiKey) -> str:
     """Return the line of the file for ``key``."""
-    line = f"{key.name} sha256:{key.digest.hex()}"
-    return line if key.min_priority is None else f"{line} min_priority={key.min_priority}"
+    options = [] if key.min_priority is None else [("min_priority", key.min_priority)]
+    options += key.limits or ()
+    return " ".join(
+        [f"{key.name} sha256:{key.digest.hex()}", *(f"{name}={value}" for name, value in options)]
+    )
 
 
 def read_keys(path: Path) -> ApiKeys:
@@ -64,17 +70,29 @@ def _key_of(fields: list[str], where: str) -> ApiKey:
             f"{where}: expected sha256: and 64 lower-case hexadecimal digits after the name; `twinfang "
             "api-key` makes such a line. If a key itself stands there, replace it: it is no longer secret"
         )
-    min_priority = None
-    for field in fields[2:]:
-        option = MIN_PRIORITY.fullmatch(field)
+    options = _options_of(fields[2:], where)
+    min_priority = options.pop("min_priority", None)
+    limits = KeyLimits(**options) if options else None
+    return ApiKey(fields[0], bytes.fromhex(digest[1]), min_priority, limits)
+
+
+def _options_of(fields: list[str], where: str) -> dict[str, int]:
+    options: dict[str, int] = {}
+    for field in fields:
+        option = OPTION.fullmatch(field)
         if option is None:
-            raise ConfigError(f"{where}: only min_priority=<integer> is allowed after the digest")
-        min_priority = int(option[1])
-        if min_priority not in PRIORITIES:
             raise ConfigError(
-                f"{where}: min_priority must be from {PRIORITIES[0]} to {PRIORITIES[-1]}, got {min_priority}"
+                f"{where}: only min_priority=<integer> and limits ({', '.join(LIMIT_NAMES)}, each with = and "
+                "an integer) are allowed after the digest"
             )
-    return ApiKey(fields[0], bytes.fromhex(digest[1]), min_priority)
+        name, value = option[1], int(option[2])
+        allowed = PRIORITIES if name == "min_priority" else LIMITS
+        if value not in allowed:
+            raise ConfigError(f"{where}: {name} must be from {allowed[0]} to {allowed[-1]}, got {value}")
+        if name in options:
+            raise ConfigError(f"{where}: {name} is given twice; remove one of them")
+        options[name] = value
+    return options
 
 
 class KeyFile:

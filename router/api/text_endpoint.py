@@ -12,6 +12,7 @@ from fastapi.responses import Response
 
 from router.access.client import Client, client_of
 from router.api.request_headers import deadline_of
+from router.api.reserve import reserve
 from router.api.text_body import TextBody
 from router.http.bodies.body_room import share_of
 from router.http.bodies.json_body import read_json
@@ -76,15 +77,22 @@ async def answer_text(
             client,
             deadline,
         )
+        if client.api_key.limits is not None:
+            request = await reserve(http, request, services)
     except BaseException as error:
         services.metrics.refused(client.api_key.name, error)
         raise
     share_of(http.scope).give_back()
     writer = writer_of(request)
+    response: Response
     if request.stream:
-        return EventStream(partial(_events, request, writer, services), writer.error_end)
-    with WhileConnected(http.scope):
-        return await _answer(request, writer, services)
+        response = EventStream(partial(_events, request, writer, services), writer.error_end)
+    else:
+        with WhileConnected(http.scope):
+            response = await _answer(request, writer, services)
+    if request.reservation.headers:
+        response.headers.update(request.reservation.headers)
+    return response
 
 
 async def _read_once_known(
@@ -114,7 +122,7 @@ async def _answer(request: TextRequest, writer: Writer, services: Services) -> R
                 wholes[index] += writer.keep(index, delta)
         for index, answer in enumerate(answers):
             await writer.begin(index, answer, services.slices)
-        usage = _final_usage(request, generation, services)
+        usage = _final_usage(generation, services)
     return JsonAnswer(writer.whole(wholes, usage))
 
 
@@ -142,7 +150,7 @@ async def _events(
                     await writer.begin(index, answers[index], services.slices)
             data = b"".join(written(index, delta) for index, delta in deltas)
             if generation.has_ended:
-                yield LastWrite(data + writer.end(_final_usage(request, generation, services)))
+                yield LastWrite(data + writer.end(_final_usage(generation, services)))
             elif data:  # empty while a tool call is incomplete
                 yield data
             # A lane calls the writer once, with a sample text, and later puts other texts in its place.
@@ -150,16 +158,8 @@ async def _events(
                 generation.take_lane(writer.watched(0), write_now, lambda text: written(0, Delta(text)))
 
 
-def _final_usage(request: TextRequest, generation: Generation, services: Services) -> Usage:
-    num_prompt_tokens = request.num_prompt_tokens
-    cached = sum(generation.cached_tokens(i * request.n) for i in range(len(request.prompts)))
-    services.metrics.prompt_tokens.inc(num_prompt_tokens)
-    services.metrics.cached_prompt_tokens.inc(cached)
-    answers = generation.answers
-    thinking = [number for answer in answers if (number := answer.num_thinking_tokens) is not None]
-    return Usage(
-        num_prompt_tokens,
-        sum(answer.num_tokens for answer in answers),
-        cached,
-        sum(thinking) if thinking else None,
-    )
+def _final_usage(generation: Generation, services: Services) -> Usage:
+    usage = generation.usage()
+    services.metrics.prompt_tokens.inc(usage.num_prompt_tokens)
+    services.metrics.cached_prompt_tokens.inc(usage.cached_tokens or 0)
+    return usage

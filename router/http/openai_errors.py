@@ -73,7 +73,9 @@ def error_response(error: TwinfangError, scope: Scope) -> JSONResponse:
     """Return the response for ``error``, in the form of the API to which the request belongs."""
     response = _response(PublicError.of(error), scope)
     if isinstance(error, OverloadedError):
-        response.headers["Retry-After"] = str(error.retry_after_s)
+        if error.retry_after_s is not None:
+            response.headers["Retry-After"] = str(error.retry_after_s)
+        response.headers.update(error.headers)
     elif error.http_status == 503:
         response.headers["Retry-After"] = str(UNAVAILABLE_RETRY_AFTER_S)
     return response

@@ -13,6 +13,7 @@ from router.admission.metrics import GateMetrics
 from router.fleet.metrics import ServerMetrics, ServerStatsMetrics
 from router.observe.phase_metrics import LONG_S, WIDE_S, PhaseMetrics
 from router.observe.token_metrics import TokenMetrics
+from router.quota.metrics import QuotaMetrics
 from telemetry.plain_metrics import PlainCount, PlainCounter, PlainGauge, PlainHistogram
 from wire.errors import AbortedRequestError, CancelledRequestError, TwinfangError, all_codes
 
@@ -30,7 +31,8 @@ class KeyMetrics:
         )
         self._tokens = PlainCounter(
             "twinfang_key_tokens",
-            "Tokens by API key and kind: prompt (each prompt once per choice), generation. Requests that "
+            "Tokens by API key and kind: prompt (each prompt once), cached (the part of prompt that a prefix "
+            "cache held), generation, reasoning (the part of generation that is thinking). Requests that "
             "were let in count, however they ended.",
             ["key", "kind"],
             registry=registry,
@@ -40,10 +42,12 @@ class KeyMetrics:
         if key_name:
             self._requests.labels(key_name, outcome).inc()
 
-    def used(self, key_name: str, *, num_prompt_tokens: int, num_answer_tokens: int) -> None:
+    def used(self, key_name: str, *, prompt: int, cached: int, generation: int, reasoning: int) -> None:
         if key_name:
-            self._tokens.labels(key_name, "prompt").inc(num_prompt_tokens)
-            self._tokens.labels(key_name, "generation").inc(num_answer_tokens)
+            self._tokens.labels(key_name, "prompt").inc(prompt)
+            self._tokens.labels(key_name, "cached").inc(cached)
+            self._tokens.labels(key_name, "generation").inc(generation)
+            self._tokens.labels(key_name, "reasoning").inc(reasoning)
 
 
 Outcome = Literal["completed", "cancelled", "refused", "failed"]
@@ -106,6 +110,7 @@ class Metrics:
         self.gates = GateMetrics()
         registry.register(self.gates)
         self.keys = KeyMetrics(registry)
+        self.quota = QuotaMetrics(registry)
         self.router_view = ServerMetrics()
         registry.register(self.router_view)
         self.server_stats = ServerStatsMetrics()

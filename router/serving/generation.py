@@ -19,6 +19,7 @@ from router.serving.services import Services
 from router.serving.slice_lane import LIGHT_WEIGHT, OUTPUT_WEIGHT, SLICE_WEIGHT
 from router.serving.text_lane import TextLane
 from router.serving.text_request import TextRequest
+from router.serving.usage import Usage, billed_tokens, usage_of
 from wire.errors import (
     CancelledRequestError,
     DeadlineError,
@@ -149,11 +150,8 @@ class Generation:
         assert place is not None
         assert self._timer is not None
         place.num_answer_tokens = self._count_tokens()
-        self._services.metrics.keys.used(
-            self._record.client.api_key.name,
-            num_prompt_tokens=self._num_prompt_tokens,
-            num_answer_tokens=place.num_answer_tokens,
-        )
+        if self._record.client.api_key.name:
+            self._book(error)
         self._place = None  # breaks reference cycles: the place and the dispatches refer to this
         self._dispatches.clear()
         self._services.recent.requests.add(1, time.monotonic())
@@ -165,6 +163,23 @@ class Generation:
     def _ended(self, error: BaseException | None) -> None:
         self._services.requests.ended(self._record, error)
         self._services.metrics.ended(self._record.client.api_key.name, self._started_s, error)
+
+    def _book(self, error: BaseException | None) -> None:
+        """Count what the request has cost its key."""
+        usage = self.usage()
+        self._services.metrics.keys.used(
+            self._record.client.api_key.name,
+            prompt=usage.num_prompt_tokens,
+            cached=usage.cached_tokens or 0,
+            generation=usage.num_answer_tokens,
+            reasoning=usage.num_thinking_tokens or 0,
+        )
+        self._request.reservation.settle(billed_tokens(usage, error))
+
+    def usage(self) -> Usage:
+        """Return what the request has cost so far. Choices of one prompt share what was cached of it."""
+        begun = range(0, len(self._dispatches), self._request.n)
+        return usage_of(self._request.num_prompt_tokens, self.answers, sum(map(self.cached_tokens, begun)))
 
     def _abort(self, error: TwinfangError) -> None:
         self._inbox.put((min(self._unfinished, default=0), error))

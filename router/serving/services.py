@@ -17,6 +17,7 @@ from router.models.grammar_checker import GrammarChecker
 from router.observe.last_minute import LastMinute
 from router.observe.metrics import Metrics
 from router.observe.request_log import RequestLog
+from router.quota.quota import Quota
 from router.serving.inbox import Backlog
 from router.serving.slice_lane import SliceLane
 from telemetry.loop_lag import LoopLag
@@ -35,6 +36,7 @@ class Services:
     drain: Drain
     key_file: KeyFile | None
     """None: no API key is needed."""
+    quota: Quota
     grammars: GrammarChecker
     requests: RequestLog
     backlog: Backlog

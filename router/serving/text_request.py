@@ -13,6 +13,7 @@ from router.models.catalog import ServedModel
 from router.models.prompt import Prompt
 from router.models.reasoning.model_reasoning import ReasoningForm
 from router.observe.request_trace import RequestTrace
+from router.quota.quota import UNLIMITED, Reservation
 from wire.messages.sampling_params import SamplingParams
 
 OWN_IDS = secrets.token_hex(4)
@@ -82,6 +83,8 @@ class TextRequest:
     session: str | None
     """Requests of one session go to the same servers."""
     trace: RequestTrace
+    reservation: Reservation = UNLIMITED
+    """What the request may use of its key's limits."""
 
     @property
     def n(self) -> int:

@@ -71,11 +71,13 @@ def test_a_router_runs_without_what_its_image_leaves_out() -> None:
 def test_what_the_routers_image_leaves_out_is_what_the_package_depends_on() -> None:
     module = script("router_requirements")
     with_all = PYPROJECT.read_text(encoding="utf-8")
-    kept = module.router_requirements(PYPROJECT, "otel", "kubernetes", "s3")
+    kept = module.router_requirements(PYPROJECT, "otel", "kubernetes", "redis", "s3")
     assert not any(one.startswith(tuple(module.SERVERS_ALONE)) for one in kept)
     for name in module.SERVERS_ALONE:
         assert f'"{name}>=' in with_all, f"{name} is no dependency any more"
-    assert all(name in " ".join(kept) for name in ("opentelemetry-sdk", "kubernetes_asyncio", "botocore"))
+    assert all(
+        name in " ".join(kept) for name in ("opentelemetry-sdk", "kubernetes_asyncio", "redis", "botocore")
+    )
 
 
 def test_the_cuda_image_has_no_compiler_and_libraries_of_one_cuda() -> None:

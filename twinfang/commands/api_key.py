@@ -28,9 +28,12 @@ def prepare(values: argparse.Namespace) -> Callable[[], None]:
 def _run(values: argparse.Namespace) -> None:
     from router.access.api_keys import ApiKey, digest_of, new_key
     from router.access.key_file import key_line
+    from router.access.key_limits import LIMIT_NAMES, KeyLimits
 
     key = new_key()
-    line = key_line(ApiKey(values.key_name, digest_of(key), values.min_priority))
+    given = {name: getattr(values, name) for name in LIMIT_NAMES}
+    limits = KeyLimits(**given) if any(given.values()) else None
+    line = key_line(ApiKey(values.key_name, digest_of(key), values.min_priority, limits))
     path: Path | None = values.api_keys_file
     if path is not None:
         _append(path, line)

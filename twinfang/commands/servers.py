@@ -160,6 +160,7 @@ def router_config(values: argparse.Namespace) -> RouterConfig:
         max_queue=values.max_queue,
         hold_s=values.hold_s,
         api_keys_file=values.api_keys_file,
+        limit_store=values.limit_store or "",
         cors_origins=values.cors_origin,
         allowed_hosts=values.allowed_host,
         forwarded_allow_ips=values.forwarded_allow_ips,

@@ -328,9 +328,10 @@ API_KEY = Command(
     "Makes a key, shows it once, and adds its hash to the file that routers read with --api-keys-file. The "
     "routers accept the key within about a second. To revoke a key, delete its line. Requests send the key "
     "as Authorization: Bearer KEY. Several keys may have the same name; they share this name's part of the "
-    "servers when requests have to wait.",
+    "servers when requests have to wait, and what they have used of their limits.",
     (
         FlagGroup("key", (table.KEY_NAME, table.KEYS_FILE, table.MIN_PRIORITY)),
+        FlagGroup("limits", table.KEY_LIMITS),
         table.LOGS,
     ),
     "twinfang api-key alice --api-keys-file /etc/twinfang/keys",

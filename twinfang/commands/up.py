@@ -72,7 +72,7 @@ async def _supervise(stack: Stack, values: argparse.Namespace) -> None:
     progress = Progress(stack, values.status_file, values.admin_token_file)
     supervisor = Supervisor(
         [stack.servers, (stack.router,)],
-        environment=child_environment(os.environ),
+        environment=child_environment(os.environ, values),
         start_timeout_s=values.start_timeout,
         on_change=lambda child: progress.report(child, supervisor),
     )

@@ -37,6 +37,9 @@ class Flag:
     """Takes no value on the command line, where its presence means yes. The metavar is empty."""
     setting: str = ""
     """The field of a configuration that the flag sets, if its name is not :attr:`dest`."""
+    is_secret: bool = False
+    """May contain a password, so children get it in their environment: everybody on the machine can read
+    command lines."""
     is_internal: bool = False
     """Only commands give this flag, to processes that they start. Help does not show it."""
 
@@ -116,9 +119,11 @@ def _parse(flag: Flag, text: str, source: str) -> Any:
 
 
 def as_arguments(flags: Iterable[Flag], values: argparse.Namespace) -> list[str]:
-    """Returns a command line that gives another process the same values."""
+    """Returns a command line that gives another process the same values, except secret ones."""
     arguments: list[str] = []
     for flag in flags:
+        if flag.is_secret:
+            continue
         value = getattr(values, flag.dest)
         for item in value if flag.repeatable else (value,):
             if flag.is_switch:

@@ -9,6 +9,7 @@ from twinfang.flags.values import (
     existing_file,
     file_path,
     integer,
+    limit_store,
     model_alias,
     model_source,
     one_of,
@@ -58,6 +59,14 @@ API_KEYS_FILE = Flag(
     "file with the keys of clients that may send requests; `twinfang api-key` adds keys to it; read again "
     "whenever it changes",
     default_text="none: everybody may send requests",
+)
+LIMIT_STORE = Flag(
+    *("--limit-store", "STORE", limit_store),
+    "where the limits of API keys are counted: sqlite:FILE for the routers of one host, "
+    "redis://[[user]:password@]host:port/db (rediss:// for TLS) for those of several; they are then limits "
+    "of all these routers together",
+    default_text="memory; with --workers, an SQLite file that ends with the router",
+    is_secret=True,
 )
 MAX_HEADER_SIZE = Flag(
     *("--max-header-size", "KIB", positive("KiB"), "largest URL and headers; larger ones are answered 431"),
@@ -114,7 +123,8 @@ ADMIN_TOKEN_FILE = Flag(
 )
 WORKERS = Flag(
     *("--workers", "N", integer(1, 64)),
-    "number of router processes that share the port; the limits apply to each process",
+    "number of router processes that share the port; the limits apply to each process, except those of API "
+    "keys",
     default=1,
 )
 PLACE = Flag(
@@ -213,6 +223,7 @@ ROUTER_LIMITS = (
     WORKERS,
     ALIASES,
     API_KEYS_FILE,
+    LIMIT_STORE,
     MAX_REQUESTS_IN_FLIGHT,
     MAX_QUEUE,
     HOLD,

@@ -227,6 +227,29 @@ MIN_PRIORITY = Flag(
     default_text="any",
 )
 
+_limit = integer(1, 10**15)
+KEY_LIMITS = (
+    Flag(
+        *("--requests-per-minute", "N", _limit, "how many requests the key may send in a minute"),
+        default_text="any number",
+    ),
+    Flag(
+        *(
+            "--tokens-per-minute",
+            "N",
+            _limit,
+            "how many tokens of prompts and answers it may use in a minute",
+        ),
+        default_text="any number",
+    ),
+    Flag(
+        *("--tokens-per-day", "N", _limit, "the same for a day, which begins at midnight, UTC"),
+        default_text="any number",
+    ),
+    Flag(*("--tokens-per-month", "N", _limit, "the same for a calendar month"), default_text="any number"),
+    Flag(*("--tokens-total", "N", _limit, "how many tokens it may ever use"), default_text="any number"),
+)
+
 NUM_PREFILL = Flag(*("--prefill", "N", integer(1, 64), "number of prefill servers to start"), default=1)
 NUM_DECODE = Flag(*("--decode", "N", integer(1, 64), "number of decode servers to start"), default=1)
 START_TIMEOUT = Flag(

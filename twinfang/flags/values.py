@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from router.config import ModelAlias, ModelSource, ProcessPlace
+from router.config import LIMIT_STORE, LIMIT_STORE_FORMS, ModelAlias, ModelSource, ProcessPlace
 
 
 def integer(minimum: int, maximum: int | None = None) -> Callable[[str], int]:
@@ -168,6 +168,14 @@ def file_path(text: str) -> Path:
     if not path.parent.is_dir():
         raise ValueError(f"there is no directory {path.parent}")
     return path
+
+
+def limit_store(text: str) -> str:
+    """Checks where limits are counted. The path of an SQLite file becomes absolute."""
+    if not LIMIT_STORE.fullmatch(text):
+        raise ValueError(f"expected {LIMIT_STORE_FORMS}")
+    kind, _, path = text.partition(":")
+    return f"{kind}:{file_path(path)}" if kind == "sqlite" else text
 
 
 def only(choice: str) -> Callable[[str], str]:

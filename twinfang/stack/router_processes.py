@@ -7,6 +7,9 @@ import asyncio
 import logging
 import os
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from tempfile import TemporaryDirectory
 
 from router.config import ProcessPlace
 from router.http.sockets import shared_socket
@@ -29,9 +32,26 @@ def run(values: argparse.Namespace) -> None:
     :class:`ChildFailedError` if a process can't start or dies too often."""
     if values.port:
         require_free(values.host, values.port)
-    with shared_socket(values.host, values.port) as reserved:  # it never listens
+    with _limit_store(values), shared_socket(values.host, values.port) as reserved:  # it never listens
         port = reserved.getsockname()[1]
-        asyncio.run(_supervise(plan_processes(values, port)))
+        processes = plan_processes(values, port)
+        asyncio.run(_supervise(processes, child_environment(os.environ, values)))
+
+
+@contextmanager
+def _limit_store(values: argparse.Namespace) -> Iterator[None]:
+    """Makes the processes count limits of API keys together. Without ``--limit-store`` they share a file that
+    ends with them."""
+    if values.limit_store or values.api_keys_file is None:
+        yield
+        return
+    with TemporaryDirectory(prefix="twinfang-limits-") as folder:
+        values.limit_store = f"sqlite:{folder}/limits.sqlite"
+        log.info(
+            "limits of API keys are counted in %s, which ends with this router: --limit-store keeps them",
+            values.limit_store,
+        )
+        yield
 
 
 def plan_processes(values: argparse.Namespace, port: int) -> list[ChildSpec]:
@@ -56,10 +76,8 @@ def _process(values: argparse.Namespace, port: int, place: ProcessPlace) -> Chil
     )
 
 
-async def _supervise(processes: list[ChildSpec]) -> None:
-    supervisor = Supervisor(
-        [processes], environment=child_environment(os.environ), start_timeout_s=START_TIMEOUT_S
-    )
+async def _supervise(processes: list[ChildSpec], environment: dict[str, str]) -> None:
+    supervisor = Supervisor([processes], environment=environment, start_timeout_s=START_TIMEOUT_S)
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(signum, supervisor.request_stop)

@@ -127,9 +127,18 @@ def threads_each(values: argparse.Namespace, num_processes: int) -> int:
     return int(values.threads or max(1, usable_cores() // num_processes))
 
 
-def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns the environment without flags. Children get all flags on their command lines."""
-    return {name: value for name, value in environment.items() if name not in _VARIABLES}
+def child_environment(
+    environment: Mapping[str, str], values: argparse.Namespace | None = None
+) -> dict[str, str]:
+    """Returns the environment without flags, except secret ones. Children get all others on their command
+    lines."""
+    kept = {name: value for name, value in environment.items() if name not in _VARIABLES}
+    secrets = {
+        flag.variable: getattr(values, flag.dest, None)
+        for flag in router_flags.ROUTER_LIMITS
+        if flag.is_secret
+    }
+    return kept | {name: str(value) for name, value in secrets.items() if value is not None}
 
 
 def _ports(num_servers: int, first_metrics_port: int | None) -> tuple[list[int], list[int]]:

@@ -54,6 +54,11 @@ def usage_object(usage: Usage) -> dict[str, Any]:
     }
     if usage.cached_tokens is not None:
         written["prompt_tokens_details"] = {"cached_tokens": usage.cached_tokens}
-    if usage.num_thinking_tokens is not None:
-        written["completion_tokens_details"] = {"reasoning_tokens": usage.num_thinking_tokens}
+    details = {
+        "reasoning_tokens": usage.num_thinking_tokens,
+        "accepted_prediction_tokens": usage.num_accepted_drafts,
+        "rejected_prediction_tokens": usage.num_rejected_drafts,
+    }
+    if known := {name: number for name, number in details.items() if number is not None}:
+        written["completion_tokens_details"] = known
     return written

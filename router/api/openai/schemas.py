@@ -25,8 +25,10 @@ class CachedTokens(BaseModel):
     cached_tokens: int
 
 
-class ReasoningTokens(BaseModel):
-    reasoning_tokens: int
+class CompletionDetails(BaseModel):
+    reasoning_tokens: int | None = None
+    accepted_prediction_tokens: int | None = None
+    rejected_prediction_tokens: int | None = None
 
 
 class Usage(BaseModel):
@@ -34,7 +36,7 @@ class Usage(BaseModel):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens | None = None
-    completion_tokens_details: ReasoningTokens | None = None
+    completion_tokens_details: CompletionDetails | None = None
 
 
 class CompletionLogprobs(BaseModel):

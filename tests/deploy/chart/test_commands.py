@@ -30,7 +30,7 @@ SET_BY_THE_CHART = {
     *("tensor-parallel", "hang-deadline", "speculative", "drafter"),
     *("otlp-endpoint", "prefill", "decode", "name"),
     *("kubernetes-namespace", "kubernetes-selector", "kubeconfig"),
-    *("shutdown-grace", "api-keys-file", "admin-token-file"),
+    *("shutdown-grace", "api-keys-file", "limit-store", "admin-token-file"),
     *("router-metrics", "prefill-metrics", "decode-metrics"),
     *("prefill-deployment", "decode-deployment", "apply"),
     *("data-parallel-size", "data-parallel-rank", "data-parallel-address", "probe-port"),

@@ -46,6 +46,11 @@ DIRECTORY_IN_IMAGE = {"name": "m", "directory": ".", "volume": {"image": {"refer
             "auth.apiKeys: existingSecret and lines are both set",
         ),
         (
+            {"auth": {"limitStore": {"existingSecret": "store", "url": "redis://redis:6379/0"}}},
+            "auth.limitStore: existingSecret and url are both set",
+        ),
+        ({"auth": {"limitStore": {"url": "sqlite:/tmp/limits"}}}, "at '/auth/limitStore/url'"),
+        (
             {"auth": {"adminToken": {"existingSecret": "token", "digest": f"sha256:{'a' * 64}"}}},
             "auth.adminToken: existingSecret and digest are both set",
         ),

@@ -146,6 +146,33 @@ def test_keys_and_tokens_are_mounted_in_routers_alone() -> None:
     assert set(of_kind(manifests, "Secret")) == {"admin-token"}
 
 
+KEY_LINE = f"alice sha256:{'a' * 64} min_priority=1 requests_per_minute=60 tokens_per_month=1000000"
+
+
+@pytest.mark.parametrize(
+    ("store", "port"),
+    [
+        ({"url": "redis://redis:6380/0"}, 6380),
+        ({"url": "rediss://redis.example"}, 6379),
+        ({"existingSecret": "store", "port": 7000}, 7000),
+        ({}, None),
+    ],
+)
+def test_routers_alone_know_and_reach_the_store_of_limits(store: dict[str, Any], port: int | None) -> None:
+    manifests = render({"auth": {"apiKeys": {"lines": [KEY_LINE]}, "limitStore": store}})
+    for name, deployment in of_kind(manifests, "Deployment").items():
+        container = container_of(deployment)
+        flags = [one for one in container["args"] if one.startswith("--limit-store")]
+        assert flags == ([f"--limit-store={store['url']}"] if name == "router" and "url" in store else [])
+        secrets = [v["valueFrom"] for v in container["env"] if v["name"] == "TWINFANG_LIMIT_STORE"]
+        wanted = {"secretKeyRef": {"name": "store", "key": "url"}}
+        assert secrets == ([wanted] if name == "router" and "existingSecret" in store else [])
+    policies = of_kind(manifests, "NetworkPolicy")
+    for name in ("router", "server"):
+        opened = [rule for rule in policies[name]["spec"]["egress"] if rule == {"ports": [{"port": port}]}]
+        assert len(opened) == (name == "router" and port is not None)
+
+
 class Reach:
     """What network policies let through, by labels and ports: both ends have to allow it."""
 

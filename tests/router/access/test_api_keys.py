@@ -6,6 +6,7 @@ import pytest
 
 from router.access.api_keys import PREFIX, ApiKey, ApiKeys, digest_of, new_key
 from router.access.key_file import KeyFile, key_line, read_keys
+from router.access.key_limits import KeyLimits
 from wire.errors import ConfigError
 
 
@@ -39,6 +40,16 @@ def test_what_a_key_may_ask_for_is_read_back(path):
     assert read_keys(path).find("k") == written
 
 
+def test_limits_are_read_back(path):
+    limits = KeyLimits(60, 100_000, tokens_per_month=10**15)
+    written = ApiKey("trial", digest_of("k"), 3, limits)
+    path.write_text(key_line(written))
+    assert path.read_text().endswith(
+        " min_priority=3 requests_per_minute=60 tokens_per_minute=100000 tokens_per_month=1000000000000000"
+    )
+    assert read_keys(path).find("k") == written
+
+
 def test_two_keys_may_have_one_name(path):
     path.write_text("\n".join(key_line(ApiKey("alice", digest_of(key))) for key in "ab"))
     assert {read_keys(path).find(key).name for key in "ab"} == {"alice"}
@@ -52,14 +63,31 @@ DIGEST = f"sha256:{digest_of('x').hex()}"
     ("content", "part"),
     [
         (f"alice {SECRET}", "line 1: expected sha256:"),
-        (f"\n{SECRET} {DIGEST} {SECRET}", "line 2: only min_priority=<integer> is allowed after the digest"),
+        (f"\n{SECRET} {DIGEST} {SECRET}", "line 2: only min_priority=<integer> and limits "),
         (f"{SECRET}{SECRET} {DIGEST}", "line 1: a key's name"),
         ("alice", "line 1: expected sha256:"),
         (f"alice {DIGEST} min_priority=high", "min_priority=<integer>"),
+        (
+            f"alice {DIGEST} tokens_per_week=5",
+            "limits .requests_per_minute, tokens_per_minute, tokens_per_day",
+        ),
+        (f"alice {DIGEST} tokens_total=0", "tokens_total must be from 1 to 1000000000000000, got 0"),
+        (f"alice {DIGEST} tokens_total=5 tokens_total=6", "line 1: tokens_total is given twice"),
         (f"alice {DIGEST} min_priority=3000000000", "min_priority must be from -2147483647 to 2147483647"),
         (f"a {DIGEST}\nb {DIGEST}", "line 2: another line has the same key"),
     ],
-    ids=["key", "key behind", "key first", "name alone", "priority", "range", "twice"],  # no secret
+    ids=[
+        "key",
+        "key behind",
+        "key first",
+        "name alone",
+        "priority",
+        "no limit",
+        "0",
+        "2 limits",
+        "range",
+        "twice",
+    ],  # no secret
 )
 def test_a_bad_line_is_named_and_not_shown(path, content, part):
     path.write_text(content)

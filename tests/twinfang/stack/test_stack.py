@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from testing.command_lines import BY_NAME, parsed
-from twinfang.stack.stack import plan_stack
+from twinfang.stack.stack import child_environment, plan_stack
+from wire.errors import ConfigError
 
 
 @pytest.mark.parametrize(("name", "roles"), [("up", {"prefill": 1, "decode": 1}), ("serve", {"both": 1})])
@@ -42,3 +43,18 @@ def test_decode_servers_step_back_where_prefill_servers_share_their_cores():
     assert "--nice" not in prefill.arguments
     monolithic = plan_stack(parsed(BY_NAME["serve"], "--port", "0"), {"both": 1})
     assert "--nice" not in monolithic.servers[0].arguments
+
+
+def test_the_password_of_a_store_is_in_no_command_line():
+    url = "redis://:secret@redis:6379/0"
+    values = parsed(BY_NAME["up"], "--limit-store", url, "--workers", "2", "--port", "0")
+    stack = plan_stack(values, {"prefill": 1, "decode": 1})
+    assert not any("secret" in argument for argument in stack.router.arguments)
+    environment = child_environment({"TWINFANG_WORKERS": "2", "HOME": "/root"}, values)
+    assert environment == {"HOME": "/root", "TWINFANG_LIMIT_STORE": url}
+
+
+@pytest.mark.parametrize("store", ["postgres://db", "redis:", "sqlite:", "/tmp/limits"])
+def test_a_store_of_an_unknown_kind_is_refused(store):
+    with pytest.raises(ConfigError, match=r"--limit-store .*expected sqlite:FILE or redis://"):
+        parsed(BY_NAME["router"], "--limit-store", store)

@@ -45,6 +45,9 @@
 {{- if and $values.auth.apiKeys.existingSecret $values.auth.apiKeys.lines -}}
 {{- fail "auth.apiKeys: existingSecret and lines are both set, and routers read only one file of keys; leave one of them out" -}}
 {{- end -}}
+{{- if and $values.auth.limitStore.existingSecret $values.auth.limitStore.url -}}
+{{- fail "auth.limitStore: existingSecret and url are both set, and routers use only one store; leave one of them out" -}}
+{{- end -}}
 {{- $admin := $values.auth.adminToken -}}
 {{- if and $admin.existingSecret $admin.digest -}}
 {{- fail "auth.adminToken: existingSecret and digest are both set, and there is only one token; leave one of them out" -}}

@@ -84,6 +84,16 @@ matchExpressions:
 {{- end }}
 {{- end -}}
 
+{{/* Egress of routers to the store of keys' limits: any address, on its port. */}}
+{{- define "twinfang.egressToLimitStore" -}}
+{{- with .Values.auth.limitStore }}
+{{- if or .url .existingSecret }}
+- ports:
+    - port: {{ ternary (regexFind ":[0-9]+$" (urlParse .url).host | trimPrefix ":" | default "6379") .port (ne (.url | default "") "") }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
 {{/* Egress to where models are fetched from: any address, on the ports of the sources. */}}
 {{- define "twinfang.egressToSources" -}}
 {{- $ports := list -}}

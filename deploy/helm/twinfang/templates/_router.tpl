@@ -117,6 +117,9 @@ spec:
 {{- if or .Values.auth.apiKeys.existingSecret .Values.auth.apiKeys.lines }}
 - {{ printf "--api-keys-file=/etc/twinfang/api-keys/%s" .Values.auth.apiKeys.key | quote }}
 {{- end }}
+{{- with .Values.auth.limitStore.url }}
+- {{ printf "--limit-store=%s" . | quote }}
+{{- end }}
 {{- if or .Values.auth.adminToken.existingSecret .Values.auth.adminToken.digest }}
 - {{ printf "--admin-token-file=/etc/twinfang/admin-token/%s" .Values.auth.adminToken.key | quote }}
 {{- end }}
@@ -167,6 +170,13 @@ containers:
     env:
       - name: HOME
         value: /tmp
+      {{- with .Values.auth.limitStore.existingSecret }}
+      - name: TWINFANG_LIMIT_STORE
+        valueFrom:
+          secretKeyRef:
+            name: {{ . | quote }}
+            key: {{ $.Values.auth.limitStore.key | quote }}
+      {{- end }}
       {{- with include "twinfang.env" .Values.router.env | trim }}
       {{- . | nindent 6 }}
       {{- end }}
