@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import statistics
 import subprocess
@@ -31,7 +32,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,8 @@ class Arrangement:
     port."""
     ready_path: str = "/readyz"
     fields: tuple[tuple[str, object], ...] = ()
+    checkout: Path | None = None
+    """The checkout whose router and workers run. None: this one."""
 
 
 USAGE = (("stream_options", {"include_usage": True}),)
@@ -99,7 +102,7 @@ def sglang_router(binary: Path, port: int, workers: Sequence[int], _num_processe
     return [str(binary), "launch", *quiet, *metrics, "--worker-urls", *urls]
 
 
-def arrangements(peers: dict[str, Path]) -> list[Arrangement]:
+def arrangements(peers: dict[str, Path], earlier: Path | None = None) -> list[Arrangement]:
     sse, both = (("sse", "both"),) * NUM_WORKERS, (("grpc", "both"),) * NUM_WORKERS
     pair = (("grpc", "prefill"), ("grpc", "decode"))
     found = [
@@ -121,6 +124,12 @@ def arrangements(peers: dict[str, Path]) -> list[Arrangement]:
             fields=USAGE,
         ),
     ]
+    if earlier is not None:
+        found += [
+            replace(one, name=f"{one.name}, earlier", checkout=earlier)
+            for one in found
+            if one.name.startswith("twinfang")
+        ]
     for name, command in (("vllm-router", vllm_router), ("sglang-router", sglang_router)):
         if name in peers:
             note = "passes bytes through; as many threads as cores"
@@ -132,9 +141,10 @@ def arrangements(peers: dict[str, Path]) -> list[Arrangement]:
 
 
 @contextmanager
-def process(command: Sequence[str], folder: Path) -> Iterator[psutil.Process]:
+def process(command: Sequence[str], folder: Path, checkout: Path | None = None) -> Iterator[psutil.Process]:
+    environment = None if checkout is None else os.environ | {"PYTHONPATH": str(checkout)}
     with (folder / f"{time.monotonic_ns()}.log").open("wb") as log:
-        child = subprocess.Popen(command, stdout=log, stderr=log)
+        child = subprocess.Popen(command, stdout=log, stderr=log, cwd=checkout, env=environment)
     try:
         yield psutil.Process(child.pid)
     finally:
@@ -177,7 +187,9 @@ def running(arrangement: Arrangement, num_routers: int, folder: Path) -> Iterato
         stubs = []
         for (kind, role), port in zip(arrangement.worker_kinds, workers, strict=True):
             stub = f"-m benchmarks.router.stub_workers {kind} --port {port} --role {role}"
-            stubs.append(exits.enter_context(process([sys.executable, *stub.split()], folder)))
+            stubs.append(
+                exits.enter_context(process([sys.executable, *stub.split()], folder, arrangement.checkout))
+            )
             if kind == "sse":
                 wait_until_ready(port, "/health")
         if arrangement.command is None:
@@ -186,7 +198,9 @@ def running(arrangement: Arrangement, num_routers: int, folder: Path) -> Iterato
         num_commands = 1 if arrangement.shares_port else num_routers
         ports = free_ports(num_commands)
         commands = [arrangement.command(port, workers, num_routers // num_commands) for port in ports]
-        routers = [exits.enter_context(process(command, folder)) for command in commands]
+        routers = [
+            exits.enter_context(process(command, folder, arrangement.checkout)) for command in commands
+        ]
         for port in ports:
             wait_until_ready(port, arrangement.ready_path, times=1 if num_routers == num_commands else 20)
         yield Target(arrangement, ports, routers, stubs)
@@ -334,6 +348,9 @@ def parse() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--peers", type=Path, help="folder of the other routers' executables; default: PATH")
+    parser.add_argument(
+        "--earlier", type=Path, help="a checkout of an earlier commit, whose router is measured as well"
+    )
     parser.add_argument("--only", default="", help="names of arrangements to run, with commas; default: all")
     parser.add_argument("--routers", default="1,2", help="numbers of router processes; default: 1,2")
     parser.add_argument("--scale", type=float, default=1.0, help="of the amount of work; default: 1")
@@ -349,7 +366,7 @@ def main() -> None:
     print(HEADER)
     with tempfile.TemporaryDirectory(prefix="twinfang-") as folder:
         for num_routers in map(int, options.routers.split(",")):
-            for arrangement in arrangements(find_peers(options.peers)):
+            for arrangement in arrangements(find_peers(options.peers), options.earlier):
                 is_base = arrangement.command is None
                 if (wanted and arrangement.name not in wanted) or (is_base and report["results"]):
                     continue
