@@ -92,6 +92,7 @@ def create_app(config: RouterConfig, *, on_fatal: OnFatal = end_process) -> Fast
         app.include_router(pages.router)
     app.state.drain = resources.drain
     app.state.response_store = resources.files.response_store
+    app.state.certificate = resources.files.certificate
     _add_middleware(app, resources)
     return app
 
@@ -147,6 +148,9 @@ async def _serving(app: FastAPI, *, resources: Resources, on_fatal: OnFatal) -> 
         watching.append(start_background(files.state_file.keep_trying(), "state file", on_fatal))
     if files.key_file is not None:
         watching.append(start_background(files.key_file.watch(), "watch of the API keys", on_fatal))
+    if files.certificate is not None:
+        services.metrics.registry.register(files.certificate)
+        watching.append(start_background(files.certificate.watch(), "watch of the certificate", on_fatal))
     try:
         yield
     finally:

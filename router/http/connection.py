@@ -81,6 +81,8 @@ class HttpConnection(HttpToolsProtocol):
         cycle = self.cycle
         if self._lingering.lingers or cycle is None or cycle.more_body or cycle.response_complete:
             return False
+        if not self.transport.can_write_eof():  # TLS: asyncio closes both directions
+            return False
         cycle.keep_alive = self._refusal is not None
         self._half_close = HalfClose(self.transport, self._probe, has_begun=cycle.response_started)
         return True

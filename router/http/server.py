@@ -8,6 +8,7 @@ import math
 import os
 import socket
 from types import FrameType
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from fastapi import FastAPI
@@ -15,7 +16,11 @@ from fastapi import FastAPI
 from router.config import RouterConfig
 from router.http.connection import HttpConnection
 from router.http.drain import Drain
+from router.http.lingering import MAX_DRAIN_S
 from wire.errors import UnavailableError
+
+if TYPE_CHECKING:
+    from router.http.certificate import Certificate
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +34,12 @@ ACCEPTED_AT_ONCE = 16
 """The number of listening handles for each socket. libuv accepts one connection for each handle in each
 iteration of the event loop. With one handle, a probe that arrives after two hundred other connections waits
 for two hundred iterations."""
+
+HANDSHAKE_S = 10.0
+"""How long a client may take for a TLS handshake."""
+TLS_LIMITS = {"ssl_handshake_timeout": HANDSHAKE_S, "ssl_shutdown_timeout": MAX_DRAIN_S}
+"""The second: how long a client may still send after the last answer. TLS has its own way to end only one
+direction, with which asyncio waits for the client's end."""
 
 CUT = (
     "this router stopped before the answer was finished: send the request again, and another router will "
@@ -62,16 +73,28 @@ class HttpServer(uvicorn.Server):
         )
         self._drain = drain
         self._state = app.state
+        certificate: Certificate | None = app.state.certificate
+        self._tls = None if certificate is None else certificate.context
+        self._own_port = None if config.place is None else config.place.own_port
+        """Only the router's processes use this port, on loopback. It speaks HTTP."""
         self._grace_s = config.shutdown_grace_s
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self.config.ssl = self._tls
         await super().startup(sockets)
-        loop = asyncio.get_running_loop()
-        for server in list(self.servers):
+        bound, self.servers = self.servers, []
+        for server in bound:
             for listening in server.sockets:
-                for _ in range(ACCEPTED_AT_ONCE - 1):
-                    again = socket.socket(fileno=os.dup(listening.fileno()))
-                    self.servers.append(await loop.create_server(self._protocol, sock=again, backlog=BACKLOG))
+                for _ in range(ACCEPTED_AT_ONCE):
+                    self.servers.append(await self._accept_on(os.dup(listening.fileno())))
+            server.close()  # uvicorn's own handle has no limits for TLS; the socket stays open in the others
+
+    async def _accept_on(self, fd: int) -> asyncio.Server:
+        listening = socket.socket(fileno=fd)
+        tls = None if listening.getsockname()[1] == self._own_port else self._tls
+        limits: dict[str, Any] = {} if tls is None else TLS_LIMITS
+        loop = asyncio.get_running_loop()
+        return await loop.create_server(self._protocol, sock=listening, backlog=BACKLOG, ssl=tls, **limits)
 
     def _protocol(self) -> asyncio.Protocol:
         return HttpConnection(self.config, self.server_state, self.lifespan.state)

@@ -101,11 +101,17 @@ def _invitation(stack: Stack, admin_token_file: Path | None) -> str:
     body = {"model": stack.model_name, "prompt": EXAMPLE_PROMPT, "max_tokens": 64, "stream": True}
     return (
         f"\nServing {stack.model_name} at {stack.url}. Try\n\n"
-        f"  curl -N {stack.url}/v1/completions -H 'Content-Type: application/json' \\\n"
+        f"  curl -N{_unless_trusted(stack)} {stack.url}/v1/completions -H 'Content-Type: application/json' \\\n"
         f"    -d {shlex.quote(json.dumps(body))}\n\n"
         f"{_pages(stack, admin_token_file)}\n\n"
         "Ctrl-C stops everything."
     )
+
+
+def _unless_trusted(stack: Stack) -> str:
+    """Returns curl's option for a certificate that is not for the address by which this machine reaches the
+    router."""
+    return " --insecure" if stack.scheme == "https" else ""
 
 
 def _pages(stack: Stack, admin_token_file: Path | None) -> str:

@@ -48,10 +48,12 @@ class Stack:
     num_threads: int
     """CPU threads of each rank of each server."""
     model_name: str
+    scheme: str
+    """http or https"""
 
     @property
     def url(self) -> str:
-        return f"http://{self.router.address}"
+        return f"{self.scheme}://{self.router.address}"
 
 
 def plan_stack(values: argparse.Namespace, roles: Mapping[str, int]) -> Stack:
@@ -69,7 +71,8 @@ def plan_stack(values: argparse.Namespace, roles: Mapping[str, int]) -> Stack:
         for place, port, metrics_port in zip(places, ports, metrics_ports, strict=True)
     )
     model_name = values.served_model_name or values.model.name
-    return Stack(servers, _router(servers, values), num_threads, model_name)
+    scheme = "http" if values.ssl_certfile is None else "https"
+    return Stack(servers, _router(servers, values, scheme), num_threads, model_name, scheme)
 
 
 @dataclass(frozen=True)
@@ -173,7 +176,7 @@ def _tensor_parallel(role: str, values: argparse.Namespace) -> int:
     return int(of_prefill or values.tensor_parallel)
 
 
-def _router(servers: Sequence[ChildSpec], values: argparse.Namespace) -> ChildSpec:
+def _router(servers: Sequence[ChildSpec], values: argparse.Namespace, scheme: str) -> ChildSpec:
     if values.port:
         require_free(values.host, values.port)
     port = values.port or free_ports(1, values.host)[0]
@@ -191,9 +194,9 @@ def _router(servers: Sequence[ChildSpec], values: argparse.Namespace) -> ChildSp
         "router",
         tuple(arguments),
         address,
-        lambda: until_ready(reached_by, port),
+        lambda: until_ready(f"{scheme}://{address}"),
         stop_grace_s,
-        f"http://{address}/metrics",
+        f"{scheme}://{address}/metrics",
     )
 
 
