@@ -99,9 +99,10 @@ class Progress:
 
 def _invitation(stack: Stack, admin_token_file: Path | None) -> str:
     body = {"model": stack.model_name, "prompt": EXAMPLE_PROMPT, "max_tokens": 64, "stream": True}
+    curl = f"curl -N{_unless_trusted(stack)}"
     return (
         f"\nServing {stack.model_name} at {stack.url}. Try\n\n"
-        f"  curl -N{_unless_trusted(stack)} {stack.url}/v1/completions -H 'Content-Type: application/json' \\\n"
+        f"  {curl} {stack.url}/v1/completions -H 'Content-Type: application/json' \\\n"
         f"    -d {shlex.quote(json.dumps(body))}\n\n"
         f"{_pages(stack, admin_token_file)}\n\n"
         "Ctrl-C stops everything."

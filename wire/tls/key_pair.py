@@ -40,7 +40,7 @@ class KeyPair:
             certificates = x509.load_pem_x509_certificates(chain)
         except ValueError as error:
             raise ConfigError(
-                f"the certificate {files.certificate} can't be read: {error}; expected PEM, which begins with "
+                f"the certificate {files.certificate} can't be read: expected PEM, which begins with "
                 "-----BEGIN CERTIFICATE-----"
             ) from error
         key = _key_of(files)

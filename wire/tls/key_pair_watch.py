@@ -30,7 +30,7 @@ class KeyPairWatch:
         self._version = files.version()
         self.current = KeyPair.read(files)
         use(self.current)
-        self._tell(self.current, "certificate")
+        self._tell("certificate")
         self._is_broken = False
         self._has_told = False
 
@@ -64,11 +64,11 @@ class KeyPairWatch:
             return
         self._is_broken = self._has_told = False
         self.current = pair
-        self._tell(pair, "new certificate")
+        self._tell("new certificate")
 
-    def _tell(self, pair: KeyPair, what: str) -> None:
-        named = ", ".join(pair.names) or "no host name"
-        if pair.expires_s <= time.time():
+    def _tell(self, what: str) -> None:
+        named = ", ".join(self.current.names) or "no host name"
+        if self.current.expires_s <= time.time():
             log.error("%s for %s: it has expired on %s", what, named, self._expiry())
         else:
             log.info("%s for %s, valid until %s", what, named, self._expiry())
