@@ -7,6 +7,7 @@ import ssl
 
 import httpx
 import pytest
+import uvloop
 
 from router.http import server
 from testing.certificates import Authority
@@ -16,6 +17,14 @@ from wire.messages.generation import RequestOutput
 
 NUM_STREAMS = 200
 NUM_TOKENS = 6
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:Overriding the .event_loop_policy. fixture")
+
+
+@pytest.fixture(scope="module")
+def event_loop_policy():
+    return uvloop.EventLoopPolicy()
 
 
 @pytest.fixture(scope="module")
@@ -58,11 +67,11 @@ async def serves(stack, trust: ssl.SSLContext) -> bool:
     return all(answer.json()["usage"]["completion_tokens"] == NUM_TOKENS for answer in answers)
 
 
-@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
 async def test_the_loop_is_that_of_production():
-    assert type(asyncio.get_running_loop()).__module__ == "uvloop"
+    assert isinstance(asyncio.get_running_loop(), uvloop.Loop)
 
 
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
 async def test_a_completion_over_each_version(make_https, authority, version):
     stack = await make_https()
     trust = authority.client()
