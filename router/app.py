@@ -39,6 +39,7 @@ from router.http.direct_routes import DirectRoutes
 from router.http.drain import Drain, DrainMiddleware
 from router.http.head import HeadMiddleware
 from router.http.openai_errors import install_error_handlers
+from router.http.refusals import Refusals
 from router.http.request_id import RequestIdMiddleware
 from router.models.catalog import ModelCatalog, ServedModel
 from router.models.folder import ModelFolder
@@ -84,7 +85,8 @@ def create_app(config: RouterConfig, *, on_fatal: OnFatal = end_process) -> Fast
         redoc_url=None,
         lifespan=partial(_serving, resources=resources, on_fatal=on_fatal),
     )
-    install_error_handlers(app, {anthropic_errors.PATH: anthropic_errors.ANTHROPIC_ERRORS})
+    forms = {anthropic_errors.PATH: anthropic_errors.ANTHROPIC_ERRORS}
+    install_error_handlers(app, forms, Refusals(probes.PROBE_PATHS))
     for module in (completions, chat, messages, refused, creation, stored, tokenization, model_list, probes):
         app.include_router(module.router)
     if resources.files.admin_token is not None:
@@ -92,7 +94,8 @@ def create_app(config: RouterConfig, *, on_fatal: OnFatal = end_process) -> Fast
         app.include_router(pages.router)
     app.state.drain = resources.drain
     app.state.response_store = resources.files.response_store
-    app.state.certificate = resources.files.certificate
+    certificate = resources.files.certificate
+    app.state.tls = None if certificate is None else certificate.context
     _add_middleware(app, resources)
     return app
 
@@ -131,6 +134,7 @@ async def _serving(app: FastAPI, *, resources: Resources, on_fatal: OnFatal) -> 
         pods=pods,
     )
     services.metrics.registry.register(services.lag)
+    services.metrics.registry.register(app.state.refusals)
     changes = app.state.changes = Changes(pool, membership, settings, resources.files.state_file)
     changes.restore(resources.files.saved)
     pool.start(on_fatal)

@@ -17,7 +17,7 @@ from router.http.drain import Drain
 from telemetry.tracing import start_tracing
 
 if TYPE_CHECKING:
-    from router.http.certificate import Certificate
+    from router.access.certificate import Certificate
     from router.kubernetes.pod_watch import PodWatch
     from telemetry.otel import Tracing
 
@@ -99,7 +99,7 @@ def _certificate(config: RouterConfig) -> Certificate | None:
     spared. Raises :class:`ConfigError`."""
     if config.certificate is None:
         return None
-    from router.http.certificate import Certificate
+    from router.access.certificate import Certificate
 
     return Certificate(config.certificate)
 

@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any, cast
 from weakref import proxy
 
+from fastapi import FastAPI
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from router.http.half_close import COMMENT, CONTINUE, HalfClose
@@ -147,6 +148,7 @@ class HttpConnection(HttpToolsProtocol):
             )
         else:
             status, code = b"400 Bad Request", "invalid_http"
+        cast(FastAPI, self.config.app).state.refusals.count(int(status[:3]))
         self._tell(code, "sent an HTTP request that is malformed or too large")
         error = {"message": msg, "type": "invalid_request_error", "param": None, "code": code}
         body = json.dumps({"error": error}).encode()

@@ -7,8 +7,9 @@ import logging
 import math
 import os
 import socket
+import ssl
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
@@ -18,9 +19,6 @@ from router.http.connection import HttpConnection
 from router.http.drain import Drain
 from router.http.lingering import MAX_DRAIN_S
 from wire.errors import UnavailableError
-
-if TYPE_CHECKING:
-    from router.http.certificate import Certificate
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +48,8 @@ CUT = (
 class HttpServer(uvicorn.Server):
     """uvicorn's server, with a drain. The first SIGTERM or SIGINT begins the drain: the port stays open and
     answers new requests and ``/readyz`` with 503, until the running requests have ended or
-    ``shutdown_grace_s`` is over. The second signal ends the process at once."""
+    ``shutdown_grace_s`` is over. The second signal ends this time: what still runs is told so, as at the end
+    of the grace. The third ends the process without a word."""
 
     def __init__(self, app: FastAPI, config: RouterConfig, drain: Drain) -> None:
         super().__init__(
@@ -73,11 +72,11 @@ class HttpServer(uvicorn.Server):
         )
         self._drain = drain
         self._state = app.state
-        certificate: Certificate | None = app.state.certificate
-        self._tls = None if certificate is None else certificate.context
+        self._tls: ssl.SSLContext | None = app.state.tls
         self._own_port = None if config.place is None else config.place.own_port
         """Only the router's processes use this port, on loopback. It speaks HTTP."""
         self._grace_s = config.shutdown_grace_s
+        self._has_told = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self.config.ssl = self._tls
@@ -100,15 +99,23 @@ class HttpServer(uvicorn.Server):
         return HttpConnection(self.config, self.server_state, self.lifespan.state)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self._drain.has_begun or not self.started:
+        if not self.started or self.should_exit:
             super().handle_exit(sig, frame)
             return
         self._captured_signals.append(sig)
+        if self._drain.has_begun:
+            self._grace_s = 0.0
         self._drain.begin()
 
     async def on_tick(self, counter: int) -> bool:
         """Decide whether to stop; called ten times a second. Return True to stop listening and end the
         requests that are left."""
+        if self._drain.has_begun and not self._has_told:
+            self._has_told = True
+            log.info(
+                "draining: %d requests have up to %g s to end; a second signal ends them at once",
+                *(self._drain.num_running, self._grace_s),
+            )
         if self._drain.is_over(self._grace_s) and not self.should_exit:
             log.info("drained: %d requests are left", self._drain.num_running)
             self._state.services.requests.abort_all(UnavailableError.told(CUT))

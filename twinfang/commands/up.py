@@ -56,9 +56,18 @@ async def _supervise(stack: Stack, values: argparse.Namespace) -> None:
     )
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(signum, supervisor.request_stop)
+        loop.add_signal_handler(signum, _stop, supervisor, values.shutdown_grace)
     with ports_held(_addresses(stack)):
         await supervisor.run()
+
+
+def _stop(supervisor: Supervisor, grace_s: float) -> None:
+    """Stops the stack, the more quickly the more often it is called, and says so."""
+    if supervisor.is_stopping:
+        _say("\nending what still runs")
+    else:
+        _say(f"\nstopping: running answers have up to {grace_s:g} s; Ctrl-C again ends them at once")
+    supervisor.request_stop()
 
 
 def router_values(arguments: Sequence[str], groups: Sequence[FlagGroup]) -> argparse.Namespace:

@@ -10,7 +10,7 @@ from twinfang.flags import ranks as rank_flags
 from twinfang.flags import router as router_flags
 from twinfang.flags import table
 from twinfang.flags.flag import Flag, as_arguments
-from twinfang.stack.child import ChildSpec
+from twinfang.stack.child import HURRIED_S, ChildSpec
 from twinfang.stack.cores import usable_cores
 from twinfang.stack.ports import LOOPBACK, free_ports, require_free
 from twinfang.stack.readiness import until_ready, until_serving
@@ -197,6 +197,7 @@ def _router(servers: Sequence[ChildSpec], values: argparse.Namespace, scheme: st
         lambda: until_ready(f"{scheme}://{address}"),
         stop_grace_s,
         f"{scheme}://{address}/metrics",
+        hurried_s=num_levels * HURRIED_S,
     )
 
 
