@@ -7,7 +7,7 @@ from router.access.key_file import key_line
 from router.http.refusals import Refusals
 from testing.router.scripted_router import raw, samples_of
 from testing.router.scripted_servers import failing, hanging
-from wire.errors import UnavailableError
+from wire.errors import ContextLengthError
 
 NAME = "twinfang_refused_requests_total"
 
@@ -50,7 +50,9 @@ async def test_what_is_no_request_counts_too(stack):
 
 async def test_a_full_queue_and_a_drain_count_and_probes_do_not(stack):
     stack.decode[0].script = hanging
-    async with stack.client.stream("POST", "/v1/completions", json={"prompt": "a", "stream": True}) as running:
+    async with stack.client.stream(
+        "POST", "/v1/completions", json={"prompt": "a", "stream": True}
+    ) as running:
         assert running.status_code == 200
         assert (await stack.complete()).status_code == 429
         stack.app.state.drain.begin()
@@ -60,13 +62,13 @@ async def test_a_full_queue_and_a_drain_count_and_probes_do_not(stack):
         assert await refused(stack) == {"429": 1.0, "503": 1.0}
 
 
-async def test_a_failure_counts_and_an_error_in_a_stream_does_not(stack):
-    stack.decode[0].script = failing(UnavailableError("gone"))
-    assert (await stack.complete()).status_code == 503
-    stack.decode[0].script = failing(UnavailableError("gone"), after=(50,))
+async def test_a_refusal_by_a_server_counts_and_an_error_in_a_stream_does_not(stack):
+    stack.decode[0].script = failing(ContextLengthError("too long"))
+    assert (await stack.complete()).status_code == 400
+    stack.decode[0].script = failing(ContextLengthError("too long"), after=(50,))
     answer = await stack.complete(stream=True)
     assert answer.status_code == 200
-    assert await refused(stack) == {"503": 1.0}
+    assert await refused(stack) == {"400": 1.0}
 
 
 def test_every_known_status_begins_at_zero():

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import pty
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,12 +31,19 @@ class Terminal:
     """A command in the foreground of a terminal of its own."""
 
     def __init__(self, *arguments: str) -> None:
-        self.pid, self._fd = pty.fork()
-        if not self.pid:
-            os.execv(sys.executable, [sys.executable, "-m", "twinfang", *arguments])
+        self._fd, terminal = pty.openpty()
+        # Not pty.fork(): gRPC's threads in this process would be in the way of a fork.
+        self._process = subprocess.Popen(
+            ["setsid", "--ctty", sys.executable, "-m", "twinfang", *arguments],
+            **dict.fromkeys(("stdin", "stdout", "stderr"), terminal),
+        )
+        os.close(terminal)
         os.set_blocking(self._fd, False)
         self.shown = ""
-        self.exit_code: int | None = None
+
+    @property
+    def exit_code(self) -> int | None:
+        return self._process.returncode
 
     def press(self, keys: bytes) -> None:
         os.write(self._fd, keys)
@@ -47,15 +55,11 @@ class Terminal:
 
     def has_ended(self) -> bool:
         self.has_shown("")  # a full terminal would block the command
-        pid, status = os.waitpid(self.pid, os.WNOHANG)
-        if pid:
-            self.exit_code = os.waitstatus_to_exitcode(status)
-        return bool(pid)
+        return self._process.poll() is not None
 
     def close(self) -> None:
-        if self.exit_code is None:
-            os.kill(self.pid, 9)
-            os.waitpid(self.pid, 0)
+        self._process.kill()
+        self._process.wait()
         os.close(self._fd)
 
 
@@ -89,7 +93,7 @@ async def interrupt(running: Terminal, url: str, num_presses: int, num_streams: 
     async with httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S) as client:
 
         async def is_ready() -> bool:
-            running.has_shown("")
+            assert not running.has_ended(), "the command has ended"
             with contextlib.suppress(httpx.TransportError):
                 return (await client.get("/readyz")).status_code == 200
             return False
@@ -116,8 +120,18 @@ async def test_streams_of_a_router_are_told(tmp_path: Path, num_presses: int, gr
     decode.script = hanging
     await decode.start()
     (port,) = free_ports(1)
-    model = f"tiny={write_model_dir(tmp_path)}"
-    flags = ("--model", model, "--decode", decode.address, "--port", str(port), "--shutdown-grace", grace)
+    folder = write_model_dir(tmp_path)
+    (folder / "config.json").write_text("{}")
+    flags = (
+        "--model",
+        f"tiny={folder}",
+        "--decode",
+        decode.address,
+        "--port",
+        str(port),
+        "--shutdown-grace",
+        grace,
+    )
     with terminal("router", *flags) as running:
         await interrupt(running, f"http://127.0.0.1:{port}", num_presses, 8, model="tiny")
     await decode.stop()
