@@ -34,6 +34,7 @@ from router.fleet.server_pool import ServerPool
 from router.http.bodies.body_room import BODIES_AT_ONCE, BodyRoom
 from router.http.drain import Drain
 from router.http.openai_errors import install_error_handlers
+from router.http.refusals import Refusals
 from router.models.catalog import ModelCatalog, ServedModel
 from router.models.folder import ModelFolder
 from router.models.grammar_checker import GrammarChecker
@@ -80,7 +81,8 @@ def create_app(config: RouterConfig, *, on_fatal: OnFatal = end_process) -> Fast
         redoc_url=None,
         lifespan=partial(_serving, resources=resources, on_fatal=on_fatal),
     )
-    install_error_handlers(app, {anthropic_errors.PATH: anthropic_errors.ANTHROPIC_ERRORS})
+    forms = {anthropic_errors.PATH: anthropic_errors.ANTHROPIC_ERRORS}
+    install_error_handlers(app, forms, Refusals(probes.PROBE_PATHS))
     for module in (completions, chat, messages, refused, creation, stored, tokenization, model_list, probes):
         app.include_router(module.router)
     if resources.files.admin_token is not None:
@@ -88,6 +90,8 @@ def create_app(config: RouterConfig, *, on_fatal: OnFatal = end_process) -> Fast
         app.include_router(pages.router)
     app.state.drain = resources.drain
     app.state.response_store = resources.files.response_store
+    certificate = resources.files.certificate
+    app.state.tls = None if certificate is None else certificate.context
     app.entrance = _entrance(app, resources)
     return app
 
@@ -130,6 +134,7 @@ async def _serving(app: FastAPI, *, resources: Resources, on_fatal: OnFatal) -> 
         pods=pods,
     )
     services.metrics.registry.register(services.lag)
+    services.metrics.registry.register(app.state.refusals)
     changes = app.state.changes = Changes(pool, membership, settings, resources.files.state_file)
     changes.restore(resources.files.saved)
     pool.start(on_fatal)
@@ -148,6 +153,9 @@ async def _serving(app: FastAPI, *, resources: Resources, on_fatal: OnFatal) -> 
         watching.append(start_background(files.state_file.keep_trying(), "state file", on_fatal))
     if files.key_file is not None:
         watching.append(start_background(files.key_file.watch(), "watch of the API keys", on_fatal))
+    if files.certificate is not None:
+        services.metrics.registry.register(files.certificate)
+        watching.append(start_background(files.certificate.watch(), "watch of the certificate", on_fatal))
     try:
         yield
     finally:

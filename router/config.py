@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from router.policies.policy_names import PolicyName
 from wire.errors import ConfigError, InvalidRequestError
+from wire.tls.key_pair_files import KeyPairFiles
 
 ToolParserName = Literal[
     "auto",
@@ -179,6 +180,8 @@ class RouterConfig:
     aliases: tuple[ModelAlias, ...] = ()
     host: str = "127.0.0.1"
     port: int = 8000
+    certificate: KeyPairFiles | None = None
+    """The certificate for HTTPS. None: the router speaks HTTP."""
     max_body_bytes: int = 8 << 20
     max_header_bytes: int = 32 << 10
     """The limit of a request's URL and headers together."""

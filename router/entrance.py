@@ -26,7 +26,7 @@ from router.http.client_end import client_end_of
 from router.http.drain import Drain
 from router.http.head import answer_head
 from router.http.openai_errors import answer_error, answer_unexpected, error_response
-from router.http.request_id import HEADER, request_id
+from router.http.request_head import HEADER, request_id
 from router.quota.quota import release_unsettled
 from router.quota.rate_headers import ANTHROPIC_NAMES, OPENAI_NAMES
 from wire.errors import AuthenticationError, TwinfangError

@@ -17,6 +17,7 @@ from router.http.drain import Drain
 from telemetry.tracing import start_tracing
 
 if TYPE_CHECKING:
+    from router.access.certificate import Certificate
     from router.kubernetes.pod_watch import PodWatch
     from telemetry.otel import Tracing
 
@@ -46,6 +47,7 @@ class Files:
     state_file: StateFile | None
     saved: SavedChanges
     response_store: ResponseStore
+    certificate: Certificate | None
 
     @classmethod
     def read(cls, config: RouterConfig) -> Files:
@@ -57,8 +59,9 @@ class Files:
         state_file = None if config.state_file is None else StateFile(config.state_file)
         saved = SavedChanges() if state_file is None else state_file.load()
         check_store(config.limit_store)
+        certificate = _certificate(config)
         store = _response_store(config)
-        return cls(saved.applied_to(config), key_file, folders, token, state_file, saved, store)
+        return cls(saved.applied_to(config), key_file, folders, token, state_file, saved, store, certificate)
 
     def close(self) -> None:
         if self.state_file is not None:
@@ -91,6 +94,16 @@ class Resources:
         self.files.close()
         if self.tracing is not None:
             await asyncio.to_thread(self.tracing.close)
+
+
+def _certificate(config: RouterConfig) -> Certificate | None:
+    """Return the certificate for HTTPS. Its library takes a while to import, which a router without HTTPS is
+    spared. Raises :class:`ConfigError`."""
+    if config.certificate is None:
+        return None
+    from router.access.certificate import Certificate
+
+    return Certificate(config.certificate)
 
 
 def _response_store(config: RouterConfig) -> ResponseStore:

@@ -326,6 +326,11 @@ def all_codes() -> list[str]:
     return sorted({cls.code for cls in _subclasses(TwinfangError)})
 
 
+def all_statuses() -> set[int]:
+    """Returns the HTTP statuses of all errors."""
+    return {cls.http_status for cls in _subclasses(TwinfangError)}
+
+
 def error_from_code(code: str, message: str) -> TwinfangError:
     """Returns an error like the one that another process raised and sent.
 

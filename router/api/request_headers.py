@@ -9,8 +9,8 @@ from fastapi import Request
 
 from router.config import RouterConfig
 from router.http.bodies.bounds import SESSION
-from router.http.headers import header_of
 from router.http.openai_errors import shown
+from router.http.request_head import header_of
 from wire.errors import InvalidRequestError
 
 

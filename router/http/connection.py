@@ -17,6 +17,7 @@ import logging
 from collections import deque
 from typing import Any, cast
 
+from fastapi import FastAPI
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from router.http.client_end import ClientEnd
@@ -74,6 +75,8 @@ class HttpConnection(HttpToolsProtocol):
         """Return True, which keeps the connection open, if a complete request still waits for its answer."""
         cycle = self.cycle
         if self._lingering.lingers or cycle is None or cycle.more_body or cycle.response_complete:
+            return False
+        if not self.transport.can_write_eof():  # TLS: asyncio closes both directions
             return False
         cycle.keep_alive = self._refusal is not None
         self._half_close = HalfClose(self.transport, self._probe, has_begun=cycle.response_started)
@@ -141,6 +144,7 @@ class HttpConnection(HttpToolsProtocol):
             )
         else:
             status, code = b"400 Bad Request", "invalid_http"
+        cast(FastAPI, self.config.app).state.refusals.count(int(status[:3]))
         self._tell(code, "sent an HTTP request that is malformed or too large")
         error = {"message": msg, "type": "invalid_request_error", "param": None, "code": code}
         body = json.dumps({"error": error}).encode()

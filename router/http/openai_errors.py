@@ -19,6 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
 from router.http.error_form import ErrorForm, PublicError
+from router.http.refusals import Refusals
 from wire.errors import DeadlineError, InvalidRequestError, OverloadedError, TwinfangError
 from wire.repeated_lines import RepeatedLines
 
@@ -82,6 +83,7 @@ def error_response(error: TwinfangError, scope: Scope) -> JSONResponse:
 
 
 def _response(error: PublicError, scope: Scope) -> JSONResponse:
+    scope["app"].state.refusals.count(error.status, scope["path"])
     form, request_id = form_of(scope), scope.get("state", {}).get("request_id", "-")
     return JSONResponse(form.body(error, request_id), error.status, headers=form.headers(request_id))
 
@@ -161,13 +163,14 @@ def tell_log(scope: Scope, error: TwinfangError) -> None:
     lines.write(level, kind, "request %s: %s: %s", request_id, kind, error.message)
 
 
-def install_error_handlers(app: FastAPI, forms: Mapping[str, ErrorForm]) -> None:
+def install_error_handlers(app: FastAPI, forms: Mapping[str, ErrorForm], refusals: Refusals) -> None:
     """Make ``app`` answer every error in the form of its API, including errors of routing and of the
-    framework.
+    framework, and count it.
 
     ``forms`` has the forms of APIs other than OpenAI's. Its keys are the beginnings of their paths.
     """
     app.state.error_forms = forms
+    app.state.refusals = refusals
 
     async def on_twinfang_error(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, TwinfangError)

@@ -7,7 +7,9 @@ import logging
 import math
 import os
 import socket
+import ssl
 from types import FrameType
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
@@ -15,6 +17,7 @@ from fastapi import FastAPI
 from router.config import RouterConfig
 from router.http.connection import HttpConnection
 from router.http.drain import Drain
+from router.http.lingering import MAX_DRAIN_S
 from wire.errors import UnavailableError
 
 log = logging.getLogger(__name__)
@@ -30,6 +33,12 @@ ACCEPTED_AT_ONCE = 16
 iteration of the event loop. With one handle, a probe that arrives after two hundred other connections waits
 for two hundred iterations."""
 
+HANDSHAKE_S = 10.0
+"""How long a client may take for a TLS handshake."""
+TLS_LIMITS = {"ssl_handshake_timeout": HANDSHAKE_S, "ssl_shutdown_timeout": MAX_DRAIN_S}
+"""The second: how long a client may still send after the last answer. TLS has its own way to end only one
+direction, with which asyncio waits for the client's end."""
+
 CUT = (
     "this router stopped before the answer was finished: send the request again, and another router will "
     "take it"
@@ -39,7 +48,8 @@ CUT = (
 class HttpServer(uvicorn.Server):
     """uvicorn's server, with a drain. The first SIGTERM or SIGINT begins the drain: the port stays open and
     answers new requests and ``/readyz`` with 503, until the running requests have ended or
-    ``shutdown_grace_s`` is over. The second signal ends the process at once."""
+    ``shutdown_grace_s`` is over. The second signal ends this time: what still runs is told so, as at the end
+    of the grace. The third ends the process without a word."""
 
     def __init__(self, app: FastAPI, config: RouterConfig, drain: Drain) -> None:
         super().__init__(
@@ -62,30 +72,50 @@ class HttpServer(uvicorn.Server):
         )
         self._drain = drain
         self._state = app.state
+        self._tls: ssl.SSLContext | None = app.state.tls
+        self._own_port = None if config.place is None else config.place.own_port
+        """Only the router's processes use this port, on loopback. It speaks HTTP."""
         self._grace_s = config.shutdown_grace_s
+        self._has_told = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self.config.ssl = self._tls
         await super().startup(sockets)
-        loop = asyncio.get_running_loop()
-        for server in list(self.servers):
+        bound, self.servers = self.servers, []
+        for server in bound:
             for listening in server.sockets:
-                for _ in range(ACCEPTED_AT_ONCE - 1):
-                    again = socket.socket(fileno=os.dup(listening.fileno()))
-                    self.servers.append(await loop.create_server(self._protocol, sock=again, backlog=BACKLOG))
+                for _ in range(ACCEPTED_AT_ONCE):
+                    self.servers.append(await self._accept_on(os.dup(listening.fileno())))
+            server.close()  # uvicorn's own handle has no limits for TLS; the socket stays open in the others
+
+    async def _accept_on(self, fd: int) -> asyncio.Server:
+        listening = socket.socket(fileno=fd)
+        tls = None if listening.getsockname()[1] == self._own_port else self._tls
+        limits: dict[str, Any] = {} if tls is None else TLS_LIMITS
+        loop = asyncio.get_running_loop()
+        return await loop.create_server(self._protocol, sock=listening, backlog=BACKLOG, ssl=tls, **limits)
 
     def _protocol(self) -> asyncio.Protocol:
         return HttpConnection(self.config, self.server_state, self.lifespan.state)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self._drain.has_begun or not self.started:
+        if not self.started or self.should_exit:
             super().handle_exit(sig, frame)
             return
         self._captured_signals.append(sig)
+        if self._drain.has_begun:
+            self._grace_s = 0.0
         self._drain.begin()
 
     async def on_tick(self, counter: int) -> bool:
         """Decide whether to stop; called ten times a second. Return True to stop listening and end the
         requests that are left."""
+        if self._drain.has_begun and not self._has_told:
+            self._has_told = True
+            log.info(
+                "draining: %d requests have up to %g s to end; a second signal ends them at once",
+                *(self._drain.num_running, self._grace_s),
+            )
         if self._drain.is_over(self._grace_s) and not self.should_exit:
             log.info("drained: %d requests are left", self._drain.num_running)
             self._state.services.requests.abort_all(UnavailableError.told(CUT))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from fastapi import Request
 
-from router.http.headers import header_of
+from router.http.request_head import header_of
 from telemetry.server_spans import DECODE_SPAN, PREFILL_SPAN
 from telemetry.span import Attributes, Span
 from wire.messages.traceparent import is_sampled, traceparent_of

@@ -26,6 +26,7 @@ from router.config import ModelSource, PodDiscovery, RouterConfig
 from telemetry.engine_metrics import Measures
 from telemetry.server_telemetry import ServerTelemetry
 from telemetry.start_up import StartUp
+from testing.certificates import Authority
 from testing.conditions import until
 from testing.deploy.kubernetes_api import NAMESPACE, running_api
 from testing.router.scripted_router import MODEL, running_router
@@ -78,7 +79,7 @@ async def _router_page(folder: Path) -> Page:
             exits.push_async_callback(one.stop)
             await one.start()
         api = await exits.enter_async_context(running_api())
-        key = new_key()
+        key, authority = new_key(), Authority()
         (folder / "keys").write_text(key_line(ApiKey("alice", digest_of(key))), encoding="utf-8")
         config = RouterConfig(
             api_keys_file=folder / "keys",
@@ -87,9 +88,12 @@ async def _router_page(folder: Path) -> Page:
             decode_addresses=(decode.address,),
             pods=PodDiscovery(NAMESPACE, kubeconfig=api.kubeconfig(folder / "kubeconfig")),
             probe_interval_s=0.1,
+            certificate=authority.write(folder),
         )
         url, app = await exits.enter_async_context(running_router(config))
-        client = await exits.enter_async_context(httpx.AsyncClient(base_url=url, timeout=20.0))
+        client = await exits.enter_async_context(
+            httpx.AsyncClient(base_url=url, timeout=20.0, verify=authority.client())
+        )
         pool = app.state.services.pool
         await until(lambda: all(known.stats == STATS for _, _, known in pool.assignments()))
         await until(lambda: pool.not_ready_reason() is None)

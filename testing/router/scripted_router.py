@@ -141,7 +141,8 @@ async def running_router(config: RouterConfig) -> AsyncIterator[tuple[str, Any]]
     try:
         await until(lambda: server.started or serving.done())
         port = server.servers[0].sockets[0].getsockname()[1]
-        yield f"http://127.0.0.1:{port}", app
+        scheme = "http" if config.certificate is None else "https"
+        yield f"{scheme}://127.0.0.1:{port}", app
     finally:
         server.should_exit = True
         await serving

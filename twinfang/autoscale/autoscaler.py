@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from router.kubernetes.cluster_error import ClusterError
 from twinfang.autoscale.metrics import AutoscaleFigures
-from twinfang.autoscale.metrics_page import Page, Unread, read_pages
+from twinfang.autoscale.metrics_page import Page, Trust, Unread, read_pages
 from twinfang.autoscale.needs import Need, decode_need, prefill_need
 from twinfang.autoscale.page_window import PageWindow
 from twinfang.autoscale.pool_planner import SLACK, Decision, Needs, PoolHistory, PoolSize, decide
@@ -63,6 +63,10 @@ class Autoscaler:
         self._config = config
         self._say = say
         self._clock = clock
+        self._trust = None
+        if any(url.startswith("https:") for url in config.router_urls):
+            identity = config.router_identity
+            self._trust = Trust(identity.context(), identity.server_name)
         self.routers = PageWindow(config.window_s)
         self.prefill, self.decode = (self._pool(source) for source in (config.prefill, config.decode))
         self._unread: set[Unread] = set()
@@ -101,7 +105,9 @@ class Autoscaler:
         """Reads all pages. Returns whether any router has been read twice."""
         config = self._config
         sources = (config.router_urls, config.prefill.urls, config.decode.urls)
-        routers, prefill, decode = await asyncio.gather(*(read_pages(urls, now_s) for urls in sources))
+        routers, prefill, decode = await asyncio.gather(
+            *(read_pages(urls, now_s, self._trust) for urls in sources)
+        )
         self._log_unread([*routers, *prefill, *decode])
         self._no_router = "" if _read_of(routers) else _no_router(config.router_urls, routers)
         self.routers.take(_read_of(routers))

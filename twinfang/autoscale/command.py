@@ -14,7 +14,7 @@ from telemetry.probe_port import ProbePort
 from twinfang.autoscale.autoscaler import Autoscaler
 from twinfang.autoscale.needs import Objectives
 from twinfang.autoscale.pool_planner import PlannerPace, PoolLimits
-from twinfang.autoscale.settings import AutoscaleConfig, PoolSource
+from twinfang.autoscale.settings import AutoscaleConfig, PoolSource, RouterIdentity
 
 
 def prepare(values: argparse.Namespace) -> Callable[[], None]:
@@ -30,6 +30,7 @@ def prepare(values: argparse.Namespace) -> Callable[[], None]:
         namespace=values.kubernetes_namespace or "",
         kubeconfig=values.kubeconfig,
         applies=values.apply,
+        router_identity=RouterIdentity(values.router_ca_file, values.router_server_name or ""),
         host=values.host,
         metrics_port=values.metrics_port or 0,
     )

@@ -8,13 +8,32 @@ from __future__ import annotations
 from twinfang.flags import router as router_flags
 from twinfang.flags import table
 from twinfang.flags.flag import Flag, FlagGroup
-from twinfang.flags.values import integer, plain_http_url, port_or_off, positive, some_text, yes_or_no
+from twinfang.flags.values import (
+    existing_file,
+    http_url,
+    integer,
+    plain_http_url,
+    port_or_off,
+    positive,
+    some_text,
+    yes_or_no,
+)
 
 ROUTER_METRICS = Flag(
-    *("--router-metrics", "URL", plain_http_url),
-    "metrics page of routers, http://HOST:8000/metrics; if the name has several addresses, the pages of "
-    "all are read; repeat for more",
+    *("--router-metrics", "URL", http_url),
+    "metrics page of routers, http://HOST:8000/metrics, or https://; if the name has several addresses, the "
+    "pages of all are read; repeat for more",
     repeatable=True,
+)
+ROUTER_CA_FILE = Flag(
+    *("--router-ca-file", "FILE", existing_file),
+    "certificates of the authorities that routers' certificates must come from, in PEM, for https://",
+    default_text="those of the system",
+)
+ROUTER_SERVER_NAME = Flag(
+    *("--router-server-name", "NAME", some_text),
+    "name that routers' certificates must have",
+    default_text="the name in the URL",
 )
 PREFILL_METRICS = Flag(
     *("--prefill-metrics", "URL", plain_http_url), "the same for prefill servers", repeatable=True
@@ -72,6 +91,8 @@ POOLS = FlagGroup(
     "pools",
     (
         ROUTER_METRICS,
+        ROUTER_CA_FILE,
+        ROUTER_SERVER_NAME,
         PREFILL_METRICS,
         DECODE_METRICS,
         *(MIN_PREFILL, MAX_PREFILL, MIN_DECODE, MAX_DECODE),

@@ -6,6 +6,7 @@ import asyncio
 import http.client
 import logging
 import socket
+import ssl
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -94,17 +95,38 @@ class Unread:
     reason: str
 
 
-async def read_pages(urls: Iterable[str], now_s: float) -> list[Page | Unread]:
+@dataclass(frozen=True)
+class Trust:
+    """How processes that are asked by https:// prove who they are."""
+
+    context: ssl.SSLContext
+    server_name: str = ""
+    """The name in their certificates. Empty: that of the URL."""
+
+
+class _Connection(http.client.HTTPSConnection):
+    """A connection to one address of a name."""
+
+    def __init__(self, address: tuple[str, int], trust: Trust, name: str) -> None:
+        super().__init__(*address, timeout=TIMEOUT_S, context=trust.context)
+        self._trust, self._name = trust, trust.server_name or name
+
+    def connect(self) -> None:
+        plain = socket.create_connection((self.host, self.port), TIMEOUT_S)
+        self.sock = self._trust.context.wrap_socket(plain, server_hostname=self._name)
+
+
+async def read_pages(urls: Iterable[str], now_s: float, trust: Trust | None = None) -> list[Page | Unread]:
     """Reads the page of every process at each URL. The name of a headless Service stands for all its pods, so
-    one URL can have several processes."""
+    one URL can have several processes. ``trust`` is for https://."""
     found = await asyncio.gather(*(asyncio.to_thread(_addresses, url) for url in urls))
-    reads = [asyncio.to_thread(_read, url, one, now_s) for urls in found for url, one in urls]
+    reads = [asyncio.to_thread(_read, url, one, now_s, trust) for urls in found for url, one in urls]
     return list(await asyncio.gather(*reads))
 
 
 def _addresses(url: str) -> list[tuple[str, tuple[str, int]]]:
     parts = urlsplit(url)
-    port = parts.port or 80
+    port = parts.port or (443 if parts.scheme == "https" else 80)
     try:
         found = socket.getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)
     except OSError as error:
@@ -113,11 +135,16 @@ def _addresses(url: str) -> list[tuple[str, tuple[str, int]]]:
     return [(url, address) for address in sorted({(str(one[4][0]), port) for one in found})]
 
 
-def _read(url: str, address: tuple[str, int], now_s: float) -> Page | Unread:
+def _read(url: str, address: tuple[str, int], now_s: float, trust: Trust | None) -> Page | Unread:
     parts = urlsplit(url)
     path = parts.path or "/metrics"
     name = host_port(*address) + path
-    connection = http.client.HTTPConnection(*address, timeout=TIMEOUT_S)
+    connection: http.client.HTTPConnection
+    if parts.scheme == "https":
+        assert trust is not None
+        connection = _Connection(address, trust, parts.hostname or "")
+    else:
+        connection = http.client.HTTPConnection(*address, timeout=TIMEOUT_S)
     try:
         connection.request("GET", path, headers={"Host": parts.netloc})
         response = connection.getresponse()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +31,25 @@ class PoolSource:
 
 
 @dataclass(frozen=True)
+class RouterIdentity:
+    """How routers that speak HTTPS prove who they are."""
+
+    ca_file: Path | None = None
+    """None: the system's authorities."""
+    server_name: str = ""
+    """The name in their certificates. Empty: that of the URL."""
+
+    def context(self) -> ssl.SSLContext:
+        """Raises :class:`ConfigError` if the authorities can't be read."""
+        try:
+            return ssl.create_default_context(cafile=self.ca_file)
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(
+                f"--router-ca-file {self.ca_file} can't be read: {error}; expected certificates in PEM"
+            ) from error
+
+
+@dataclass(frozen=True)
 class AutoscaleConfig:
     """All settings. Raises :class:`ConfigError` for values that contradict one another."""
 
@@ -46,6 +66,7 @@ class AutoscaleConfig:
     applies: bool = False
     """If False, decisions are only printed."""
     host: str = "127.0.0.1"
+    router_identity: RouterIdentity = RouterIdentity()
     metrics_port: int = 0
     """Port of the autoscaler's own metrics; 0: none."""
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from engine.group.nodes import Nodes
     from router.config import ModelSource, PodDiscovery, RouterConfig
     from wire.messages.handoff import Role
+    from wire.tls.key_pair_files import KeyPairFiles
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -154,6 +155,7 @@ def router_config(values: argparse.Namespace) -> RouterConfig:
         pods=_pod_discovery(values),
         host=values.host,
         port=values.port,
+        certificate=_certificate(values),
         max_body_bytes=int(values.max_body_size * MIB),
         max_header_bytes=int(values.max_header_size * KIB),
         max_requests_in_flight=values.max_requests_in_flight,
@@ -182,6 +184,20 @@ def router_config(values: argparse.Namespace) -> RouterConfig:
         response_store_bytes=int(values.response_store_size * MIB),
         response_store_ttl_s=values.response_store_ttl,
     )
+
+
+def _certificate(values: argparse.Namespace) -> KeyPairFiles | None:
+    from wire.tls.key_pair_files import KeyPairFiles
+
+    certificate, key, password = values.ssl_certfile, values.ssl_keyfile, values.ssl_keyfile_password_file
+    if certificate is not None and key is not None:
+        return KeyPairFiles(certificate, key, password)
+    if certificate is None and key is None and password is None:
+        return None
+    lacking = " and ".join(
+        flag for flag, value in (("--ssl-certfile", certificate), ("--ssl-keyfile", key)) if value is None
+    )
+    raise ConfigError(f"HTTPS needs a certificate and its private key: give {lacking} too")
 
 
 def _pod_discovery(values: argparse.Namespace) -> PodDiscovery | None:

@@ -78,9 +78,18 @@ async def _supervise(stack: Stack, values: argparse.Namespace) -> None:
     )
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(signum, supervisor.request_stop)
+        loop.add_signal_handler(signum, _stop, supervisor, values.shutdown_grace)
     with ports_held(stack.addresses):
         await supervisor.run()
+
+
+def _stop(supervisor: Supervisor, grace_s: float) -> None:
+    """Stops the stack, the more quickly the more often it is called, and says so."""
+    if supervisor.is_stopping:
+        _say("\nending what still runs")
+    else:
+        _say(f"\nstopping: running answers have up to {grace_s:g} s; Ctrl-C again ends them at once")
+    supervisor.request_stop()
 
 
 def router_values(arguments: Sequence[str], groups: Sequence[FlagGroup]) -> argparse.Namespace:
@@ -114,13 +123,20 @@ class Progress:
 
 def _invitation(stack: Stack, admin_token_file: Path | None) -> str:
     body = {"model": stack.model_name, "prompt": EXAMPLE_PROMPT, "max_tokens": 64, "stream": True}
+    curl = f"curl -N{_unless_trusted(stack)}"
     return (
         f"\nServing {stack.model_name} at {stack.url}. Try\n\n"
-        f"  curl -N {stack.url}/v1/completions -H 'Content-Type: application/json' \\\n"
+        f"  {curl} {stack.url}/v1/completions -H 'Content-Type: application/json' \\\n"
         f"    -d {shlex.quote(json.dumps(body))}\n\n"
         f"{_pages(stack, admin_token_file)}\n\n"
         "Ctrl-C stops everything."
     )
+
+
+def _unless_trusted(stack: Stack) -> str:
+    """Returns curl's option for a certificate that is not for the address by which this machine reaches the
+    router."""
+    return " --insecure" if stack.scheme == "https" else ""
 
 
 def _pages(stack: Stack, admin_token_file: Path | None) -> str:

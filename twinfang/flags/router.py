@@ -68,6 +68,22 @@ LIMIT_STORE = Flag(
     default_text="memory; with --workers, an SQLite file that ends with the router",
     is_secret=True,
 )
+SSL_CERTFILE = Flag(
+    *("--ssl-certfile", "FILE", existing_file),
+    "the router's certificate for HTTPS, and those between it and its root, in PEM; read again whenever it "
+    "changes",
+    default_text="none: HTTP",
+)
+SSL_KEYFILE = Flag(
+    *("--ssl-keyfile", "FILE", existing_file),
+    "private key of the certificate, in PEM; the file may be the same",
+    default_text="none",
+)
+SSL_KEYFILE_PASSWORD_FILE = Flag(
+    *("--ssl-keyfile-password-file", "FILE", existing_file),
+    "file with the password of an encrypted private key",
+    default_text="none: the key is not encrypted",
+)
 MAX_HEADER_SIZE = Flag(
     *("--max-header-size", "KIB", positive("KiB"), "largest URL and headers; larger ones are answered 431"),
     default=32.0,
@@ -219,9 +235,12 @@ SESSION_HEADER = Flag(
     default_text="none: the policies choose servers for every request",
 )
 
+TLS = (SSL_CERTFILE, SSL_KEYFILE, SSL_KEYFILE_PASSWORD_FILE)
+
 ROUTER_LIMITS = (
     WORKERS,
     ALIASES,
+    *TLS,
     API_KEYS_FILE,
     LIMIT_STORE,
     MAX_REQUESTS_IN_FLIGHT,

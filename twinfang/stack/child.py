@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from twinfang.stack.core_wait import CoreWait
 
@@ -20,6 +21,10 @@ LOOK_INTERVAL_S = 0.5
 MAX_CORE_WAIT_S = 60.0
 """Maximum time that is added to a stop's grace. If this is too short on a machine, the machine can't serve
 requests anyway."""
+
+
+HURRIED_S = 2.0
+"""Time that a stop may still take after the second SIGTERM, in which a router tells its clients."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,7 @@ class ChildSpec:
     metrics_url: str | None = None
     fate: str = ""
     """Children with the same fate live together: if one dies, the others are ended and all are restarted."""
+    hurried_s: float = HURRIED_S
 
 
 class StopClock:
@@ -48,6 +54,10 @@ class StopClock:
         self._looked_s = time.monotonic()
         self._grace_s = grace_s
         self._waited_s = 0.0
+
+    def shorten(self, grace_s: float) -> None:
+        """Leaves at most ``grace_s``."""
+        self._grace_s = min(self._grace_s, grace_s)
 
     def left_s(self) -> float:
         """Returns the seconds that are left from now on."""
@@ -116,20 +126,27 @@ class Child:
             self.first_ready.set()
         return self.is_ready
 
-    async def stop(self, at_once: asyncio.Event) -> int | None:
-        """Sends SIGTERM, then SIGKILL after the grace or when ``at_once`` is set. Returns the exit code, 0 if
-        the child did not run, or None if it had to be killed."""
+    async def stop(self, hurry: asyncio.Event, at_once: asyncio.Event) -> int | None:
+        """Sends SIGTERM, then SIGKILL after the grace. When ``hurry`` is set, sends a second SIGTERM, and the
+        grace is at most ``hurried_s``; when ``at_once`` is set, it is over. Returns the exit code, 0 if the
+        child did not run, or None if it had to be killed."""
         if self.pid is None:
             return 0
         clock = StopClock(self.pid, self.spec.stop_grace_s)
         self._signal(signal.SIGTERM)
         exited = asyncio.ensure_future(self.wait())
-        hurried = asyncio.ensure_future(at_once.wait())
-        while not (exited.done() or hurried.done()) and (left_s := clock.left_s()) > 0:
+        hurried, ended = asyncio.ensure_future(hurry.wait()), asyncio.ensure_future(at_once.wait())
+        waiting: set[asyncio.Future[Any]] = {exited, hurried, ended}
+        while not (exited.done() or ended.done()) and (left_s := clock.left_s()) > 0:
+            if hurried in waiting and hurried.done():
+                waiting.remove(hurried)
+                self._signal(signal.SIGTERM)
+                clock.shorten(self.spec.hurried_s)
             await asyncio.wait(
-                {exited, hurried}, timeout=min(left_s, LOOK_INTERVAL_S), return_when=asyncio.FIRST_COMPLETED
+                waiting, timeout=min(left_s, LOOK_INTERVAL_S), return_when=asyncio.FIRST_COMPLETED
             )
-        hurried.cancel()
+        for waits in (hurried, ended):
+            waits.cancel()
         in_time = exited.done()
         if not in_time:
             self._signal(signal.SIGKILL)

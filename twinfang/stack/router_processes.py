@@ -71,7 +71,7 @@ def _process(values: argparse.Namespace, port: int, place: ProcessPlace) -> Chil
         name,
         tuple(arguments),
         f"{LOOPBACK}:{place.own_port}",
-        lambda: until_answered(LOOPBACK, place.own_port, "/healthz"),
+        lambda: until_answered(f"http://{LOOPBACK}:{place.own_port}/healthz"),
         values.shutdown_grace + ROUTER_STOP_MARGIN_S,
     )
 

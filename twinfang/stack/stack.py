@@ -11,7 +11,7 @@ from twinfang.flags import ranks as rank_flags
 from twinfang.flags import router as router_flags
 from twinfang.flags import table
 from twinfang.flags.flag import Flag, as_arguments
-from twinfang.stack.child import ChildSpec
+from twinfang.stack.child import HURRIED_S, ChildSpec
 from twinfang.stack.cores import usable_cores
 from twinfang.stack.ports import LOOPBACK, free_ports, require_free
 from twinfang.stack.readiness import until_ready, until_serving
@@ -49,10 +49,12 @@ class Stack:
     num_threads: int
     """CPU threads of each rank of each server."""
     model_name: str
+    scheme: str
+    """http or https"""
 
     @property
     def url(self) -> str:
-        return f"http://{self.router.address}"
+        return f"{self.scheme}://{self.router.address}"
 
     @property
     def addresses(self) -> list[str]:
@@ -77,7 +79,8 @@ def plan_stack(values: argparse.Namespace, roles: Mapping[str, int]) -> Stack:
         for place, port, metrics_port in zip(places, ports, metrics_ports, strict=True)
     )
     model_name = values.served_model_name or values.model.name
-    return Stack(servers, _router(servers, values), num_threads, model_name)
+    scheme = "http" if values.ssl_certfile is None else "https"
+    return Stack(servers, _router(servers, values, scheme), num_threads, model_name, scheme)
 
 
 @dataclass(frozen=True)
@@ -190,7 +193,7 @@ def _tensor_parallel(role: str, values: argparse.Namespace) -> int:
     return int(of_prefill or values.tensor_parallel)
 
 
-def _router(servers: Sequence[ChildSpec], values: argparse.Namespace) -> ChildSpec:
+def _router(servers: Sequence[ChildSpec], values: argparse.Namespace, scheme: str) -> ChildSpec:
     if values.port:
         require_free(values.host, values.port)
     port = values.port or free_ports(1, values.host)[0]
@@ -208,9 +211,10 @@ def _router(servers: Sequence[ChildSpec], values: argparse.Namespace) -> ChildSp
         "router",
         tuple(arguments),
         address,
-        lambda: until_ready(reached_by, port),
+        lambda: until_ready(f"{scheme}://{address}"),
         stop_grace_s,
-        f"http://{address}/metrics",
+        f"{scheme}://{address}/metrics",
+        hurried_s=num_levels * HURRIED_S,
     )
 
 

@@ -53,6 +53,7 @@ class Supervisor:
         self._limits = limits or RestartLimits()
         self._on_change = on_change
         self._stop_requested = asyncio.Event()
+        self._hurry_requested = asyncio.Event()
         self._kill_requested = asyncio.Event()
         self._lifeline_fd, self._lifeline_end = os.pipe()
 
@@ -64,11 +65,15 @@ class Supervisor:
     def is_ready(self) -> bool:
         return all(child.is_ready for child in self.children)
 
+    @property
+    def is_stopping(self) -> bool:
+        return self._stop_requested.is_set()
+
     def request_stop(self) -> None:
-        """Lets :meth:`run` stop everything and return; a second request kills what still runs."""
-        if self._stop_requested.is_set():
-            self._kill_requested.set()
-        self._stop_requested.set()
+        """Lets :meth:`run` stop everything and return. After a second request, running answers are ended; a
+        third one kills what still runs."""
+        requests = (self._stop_requested, self._hurry_requested, self._kill_requested)
+        next((one for one in requests if not one.is_set()), self._kill_requested).set()
 
     async def run(self) -> None:
         """Runs all groups until a stop is requested. Raises :class:`ChildFailedError` if a child fails. In
@@ -150,7 +155,9 @@ class Supervisor:
 
     async def _stop_children(self) -> None:
         for group in reversed(self.groups):
-            stopped = await asyncio.gather(*(child.stop(self._kill_requested) for child in group))
+            stopped = await asyncio.gather(
+                *(child.stop(self._hurry_requested, self._kill_requested) for child in group)
+            )
             for child, code in zip(group, stopped, strict=True):
                 if code is None:
                     log.warning("%s did not stop in time and was killed", child.name)

@@ -15,8 +15,8 @@ from router.http.bodies.bounds import add_bounds, check_bounds
 from router.http.bodies.json_shape import check_shape
 from router.http.bodies.turn_lane import LARGE_BODY_BYTES
 from router.http.client_end import client_end_of
-from router.http.headers import header_of
 from router.http.openai_errors import from_validation, shown
+from router.http.request_head import header_of
 from wire.errors import CancelledRequestError, InvalidRequestError
 
 BODY_TIMEOUT_S = 60.0

@@ -31,6 +31,7 @@ SET_BY_THE_CHART = {
     *("otlp-endpoint", "prefill", "decode", "name"),
     *("kubernetes-namespace", "kubernetes-selector", "kubeconfig"),
     *("shutdown-grace", "api-keys-file", "limit-store", "admin-token-file"),
+    *("ssl-certfile", "ssl-keyfile", "router-ca-file", "router-server-name"),
     *("router-metrics", "prefill-metrics", "decode-metrics"),
     *("prefill-deployment", "decode-deployment", "apply"),
     *("data-parallel-size", "data-parallel-rank", "data-parallel-address", "probe-port"),

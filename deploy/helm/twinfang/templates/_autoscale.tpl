@@ -16,7 +16,13 @@ app.kubernetes.io/component: autoscale
 - autoscale
 - {{ printf "--host=%s" (include "twinfang.anyHost" .) | quote }}
 - --metrics-port=18300
-- --router-metrics=http://{{ $name }}-router-metrics:8000/metrics
+- --router-metrics={{ include "twinfang.routerScheme" . | lower }}://{{ $name }}-router-metrics:8000/metrics
+{{- if .Values.router.tls.secretName }}
+- {{ printf "--router-server-name=%s" .Values.router.tls.serverName | quote }}
+{{- if .Values.router.tls.caKey }}
+- --router-ca-file=/etc/twinfang/router-ca/ca.crt
+{{- end }}
+{{- end }}
 {{- range $role := list "prefill" "decode" }}
 {{- range $i := until (include "twinfang.mostServers" (dict "root" $ "role" $role) | int) }}
 - --{{ $role }}-metrics=http://{{ $name }}-{{ $role }}:{{ add (include "twinfang.serverMetricsPort" $role | int) $i }}/metrics

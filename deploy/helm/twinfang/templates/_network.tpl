@@ -1,8 +1,19 @@
 {{/* Parts of network policies. */}}
 
-{{/* The address on which processes listen: all addresses of the pod's family. */}}
+{{/* The address on which processes listen: all addresses of the pod's family, or of both families. */}}
 {{- define "twinfang.anyHost" -}}
-{{- ternary "::" "0.0.0.0" (eq .Values.ipFamily "IPv6") -}}
+{{- $both := or (has "IPv6" .Values.ipFamilies) (hasSuffix "DualStack" .Values.ipFamilyPolicy) -}}
+{{- ternary "::" "0.0.0.0" (or (eq .Values.ipFamily "IPv6") $both) -}}
+{{- end -}}
+
+{{/* The families of a Service's addresses. */}}
+{{- define "twinfang.serviceFamilies" -}}
+{{- with .Values.ipFamilyPolicy }}
+ipFamilyPolicy: {{ . }}
+{{- end }}
+{{- with .Values.ipFamilies }}
+ipFamilies: {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- end -}}
 
 {{/* Prefill and decode servers of this release, as a selector. */}}

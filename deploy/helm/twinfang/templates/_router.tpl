@@ -85,7 +85,36 @@ spec:
   {{- end }}
 {{- end -}}
 
+{{/* HTTP or HTTPS, as probes write it. */}}
+{{- define "twinfang.routerScheme" -}}
+{{- ternary "HTTPS" "HTTP" (not (empty .Values.router.tls.secretName)) -}}
+{{- end -}}
+
+{{/* For pods that check routers' certificates: the authority's certificate from the routers' secret, without their key. */}}
+{{- define "twinfang.routerCaMount" -}}
+{{- if and .Values.router.tls.secretName .Values.router.tls.caKey -}}
+- name: router-ca
+  mountPath: /etc/twinfang/router-ca
+  readOnly: true
+{{- end -}}
+{{- end -}}
+
+{{- define "twinfang.routerCaVolume" -}}
+{{- if and .Values.router.tls.secretName .Values.router.tls.caKey -}}
+- name: router-ca
+  secret:
+    secretName: {{ .Values.router.tls.secretName }}
+    defaultMode: 0440
+    items:
+      - key: {{ .Values.router.tls.caKey | quote }}
+        path: ca.crt
+{{- end -}}
+{{- end -}}
+
 {{- define "twinfang.routerChecks" -}}
+{{- if and .Values.autoscale.enabled .Values.router.tls.secretName (not .Values.router.tls.serverName) -}}
+{{- fail "autoscale.enabled with router.tls: the autoscaler checks routers' certificates; set router.tls.serverName to the name in them" -}}
+{{- end -}}
 {{- with .Values.router.autoscaling -}}
 {{- if and .enabled (gt (int .minReplicas) (int .maxReplicas)) -}}
 {{- fail (printf "router.autoscaling: minReplicas %v is above maxReplicas %v" .minReplicas .maxReplicas) -}}
@@ -114,6 +143,10 @@ spec:
 - --kubernetes-namespace={{ .Release.Namespace }}
 - --kubernetes-selector=app.kubernetes.io/instance={{ .Release.Name }},twinfang.io/role
 - --shutdown-grace={{ include "twinfang.shutdownGrace" . }}
+{{- if .Values.router.tls.secretName }}
+- --ssl-certfile=/etc/twinfang/tls/tls.crt
+- --ssl-keyfile=/etc/twinfang/tls/tls.key
+{{- end }}
 {{- if or .Values.auth.apiKeys.existingSecret .Values.auth.apiKeys.lines }}
 - {{ printf "--api-keys-file=/etc/twinfang/api-keys/%s" .Values.auth.apiKeys.key | quote }}
 {{- end }}
@@ -187,12 +220,14 @@ containers:
       httpGet:
         path: /healthz
         port: http
+        scheme: {{ include "twinfang.routerScheme" . }}
       periodSeconds: 2
       failureThreshold: 60
     readinessProbe:
       httpGet:
         path: /readyz
         port: http
+        scheme: {{ include "twinfang.routerScheme" . }}
       periodSeconds: 5
       timeoutSeconds: 5
       failureThreshold: 2
@@ -200,6 +235,7 @@ containers:
       httpGet:
         path: /healthz
         port: http
+        scheme: {{ include "twinfang.routerScheme" . }}
       periodSeconds: 10
       timeoutSeconds: 10
       failureThreshold: 6
@@ -218,6 +254,11 @@ containers:
       {{- with include "twinfang.routerModelMounts" . | trim }}
       {{- . | nindent 6 }}
       {{- end }}
+      {{- if .Values.router.tls.secretName }}
+      - name: tls
+        mountPath: /etc/twinfang/tls
+        readOnly: true
+      {{- end }}
       {{- if $keys }}
       - name: api-keys
         mountPath: /etc/twinfang/api-keys
@@ -233,6 +274,12 @@ volumes:
     emptyDir: {}
   {{- with include "twinfang.routerModelVolumes" . | trim }}
   {{- . | nindent 2 }}
+  {{- end }}
+  {{- with .Values.router.tls.secretName }}
+  - name: tls
+    secret:
+      secretName: {{ . }}
+      defaultMode: 0440
   {{- end }}
   {{- if $keys }}
   - name: api-keys
