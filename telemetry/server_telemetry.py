@@ -22,6 +22,7 @@ from telemetry.server_metrics import ServerFigures, StatsThen
 from telemetry.start_up import StartUp
 from wire.errors import ConfigError
 from wire.health import ServerState
+from wire.http.address import host_port
 from wire.messages.generation import ServerInfo, ServerStats
 from wire.server import GrpcServer
 
@@ -63,7 +64,7 @@ class ServerTelemetry:
         if metrics_port != 0:
             wanted = metrics_port or _derived(port)
             self._port = ProbePort(host, wanted, self._registry, self._not_ready, hang=self._hang)
-            log.info("metrics and probes on http://%s:%d/metrics", host, self._port.port)
+            log.info("metrics and probes on http://%s/metrics", host_port(host, self._port.port))
 
     def show(
         self,

@@ -95,6 +95,8 @@ def _of_operation(expr: promql.BinaryExpr, labels_of: LabelsOf) -> Set[str]:
 
 
 def _is_number(expr: promql.Expr) -> bool:
+    if isinstance(expr, promql.Call) and expr.func.name == "time":
+        return True
     return all(
         isinstance(node, promql.NumberLiteral | promql.ParenExpr | promql.UnaryExpr) for node in nodes(expr)
     )
