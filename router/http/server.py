@@ -81,12 +81,14 @@ class HttpServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self.config.ssl = self._tls
         await super().startup(sockets)
+        has_started, self.started = self.started, False
         bound, self.servers = self.servers, []
         for server in bound:
             for listening in server.sockets:
                 for _ in range(ACCEPTED_AT_ONCE):
                     self.servers.append(await self._accept_on(os.dup(listening.fileno())))
             server.close()  # uvicorn's own handle has no limits for TLS; the socket stays open in the others
+        self.started = has_started
 
     async def _accept_on(self, fd: int) -> asyncio.Server:
         listening = socket.socket(fileno=fd)

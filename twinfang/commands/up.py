@@ -136,7 +136,7 @@ def _invitation(stack: Stack, admin_token_file: Path | None) -> str:
 def _unless_trusted(stack: Stack) -> str:
     """Returns curl's option for a certificate that is not for the address by which this machine reaches the
     router."""
-    return " --insecure" if stack.scheme == "https" else ""
+    return " -k" if stack.scheme == "https" else ""
 
 
 def _pages(stack: Stack, admin_token_file: Path | None) -> str:
