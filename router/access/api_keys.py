@@ -53,6 +53,10 @@ class ApiKeys:
     def __len__(self) -> int:
         return len(self._keys)
 
+    @property
+    def names(self) -> set[str]:
+        return {key.name for key in self._keys}
+
     def find(self, presented: str) -> ApiKey | None:
         """Return the key, or None. The search takes the same time for every valid key and for a wrong one."""
         digest = digest_of(presented)

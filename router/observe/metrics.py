@@ -30,8 +30,8 @@ class KeyMetrics:
         )
         self._tokens = Counter(
             "twinfang_key_tokens",
-            "Tokens by API key and kind: prompt (each prompt once per choice), generation. Requests that "
-            "were let in count, however they ended.",
+            "Tokens by API key and kind: prompt (each prompt once per choice), cached (the part of them that "
+            "a prefix cache held), generation. Requests that were let in count, however they ended.",
             ["key", "kind"],
             registry=registry,
         )
@@ -40,10 +40,23 @@ class KeyMetrics:
         if key_name:
             self._requests.labels(key_name, outcome).inc()
 
-    def used(self, key_name: str, *, num_prompt_tokens: int, num_answer_tokens: int) -> None:
+    def used(
+        self, key_name: str, *, num_prompt_tokens: int, num_cached_tokens: int, num_answer_tokens: int
+    ) -> None:
         if key_name:
             self._tokens.labels(key_name, "prompt").inc(num_prompt_tokens)
+            self._tokens.labels(key_name, "cached").inc(num_cached_tokens)
             self._tokens.labels(key_name, "generation").inc(num_answer_tokens)
+
+    def usage(self) -> dict[str, tuple[dict[str, int], dict[str, int]]]:
+        """Return what was counted for each key: its requests by outcome, its tokens by kind."""
+        found: dict[str, tuple[dict[str, int], dict[str, int]]] = {}
+        for place, counter in enumerate((self._requests, self._tokens)):
+            for sample in (sample for metric in counter.collect() for sample in metric.samples):
+                if sample.name.endswith("_total"):
+                    key, kind = sample.labels["key"], sample.labels["outcome" if place == 0 else "kind"]
+                    found.setdefault(key, ({}, {}))[place][kind] = int(sample.value)
+        return found
 
 
 Outcome = Literal["completed", "cancelled", "refused", "failed"]

@@ -144,6 +144,7 @@ class Generation:
             self._services.metrics.keys.used(
                 self._record.client.api_key.name,
                 num_prompt_tokens=self._num_prompt_tokens,
+                num_cached_tokens=sum(map(self.cached_tokens, range(len(self._dispatches)))),
                 num_answer_tokens=self._place.num_answer_tokens,
             )
             self._place = None  # breaks reference cycles: the place and the dispatches refer to this
@@ -240,6 +241,7 @@ class Generation:
             num_tokens=answer.num_tokens,
             decode_s=self._last_token_s[index] - (timeline.first_token_s or self._last_token_s[index]),
             stats=answer.stats,
+            worker=timeline.prefill_worker or timeline.decode_worker or "",
         )
 
     def measure(self, index: int, num_tokens: int) -> None:
