@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Any, TypeVar
 
 import httpx
@@ -97,7 +98,10 @@ class Siblings:
     async def events(self, process: int) -> AsyncIterator[tuple[str, str]]:
         """Yield name and data of a sibling's events. Raises :class:`SiblingError` when they end."""
         try:
-            async with self._client.stream("GET", self._url(process, "/events")) as response:
+            request = self._client.build_request("GET", self._url(process, "/events"))
+            async with asyncio.timeout(TIMEOUT_S):
+                response = await self._client.send(request, stream=True)
+            async with aclosing(response):
                 response.raise_for_status()
                 lines = response.aiter_lines()
                 name = ""
@@ -109,7 +113,7 @@ class Siblings:
                     elif line.startswith("data: "):
                         yield name, line.removeprefix("data: ")
         except TimeoutError:
-            raise SiblingError(f"says nothing for {SILENCE_S:g} s") from None
+            raise SiblingError("does not answer") from None
         except StopAsyncIteration:
             raise SiblingError("ended its events") from None
         except httpx.HTTPError as error:
