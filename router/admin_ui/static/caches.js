@@ -61,15 +61,15 @@ function models({ models: all, config }) {
     h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Table of queues" }, h("table", null,
       h("thead", null, h("tr", null,
         [["Model", ""], ["In flight", "is-number"], ["Queued", "is-number"], ["Held", "is-number"],
-          ["Places", "is-number is-wide"], hasKept && ["Conversations kept", "is-number is-wide"]]
+          ["Places", "is-number"], hasKept && ["Kept", "is-number"]]
           .filter(Boolean).map(([title, kind]) => h("th", { scope: "col", class: kind, key: title }, title)))),
       h("tbody", null, all.map((model) => h("tr", { key: model.name, "data-model": model.name },
         h("td", { class: "mono model" }, model.name),
         h("td", { class: "is-number" }, count(model.in_flight)),
         h("td", { class: "is-number" }, count(model.queued)),
         h("td", { class: "is-number" }, count(model.held)),
-        h("td", { class: "is-number is-wide" }, count(model.places)),
-        hasKept && h("td", { class: "is-number is-wide" }, count(model.conversations)),
+        h("td", { class: "is-number" }, count(model.places)),
+        hasKept && h("td", { class: "is-number", title: "conversations whose state is kept for the next turn" }, count(model.conversations)),
       ))),
     )),
   );

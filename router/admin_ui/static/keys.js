@@ -46,7 +46,7 @@ function row(key, most) {
       percent(key.prompt_tokens ? key.cached_tokens / key.prompt_tokens : null)),
     h("td", { class: "is-number" }, count(key.generated_tokens)),
     h("td", { class: "is-wide share" }, h("span", { class: "bar-of", style: { "--used": tokensOf(key) / most } }, h("span", null))),
-    h("td", { class: "limits" }, key.limits?.length ? key.limits.map(limit) : h("span", { class: "quiet" }, "none")),
+    h("td", { class: "limits" }, key.limits?.length ? key.limits.map(limit) : h("span", { class: "quiet small" }, "no limits")),
   );
 }
 
