@@ -150,7 +150,7 @@ async def _serving(app: FastAPI, *, resources: Resources, on_fatal: OnFatal) -> 
     if pods is not None:
         services.metrics.registry.register(pods.metrics)
         pods.start(on_fatal)
-    feed = app.state.event_feed = EventFeed(services, changes)
+    feed = app.state.event_feed = EventFeed(services, lambda: changes.warning)
     files = resources.files
     watching = [
         start_background(feed.run(), "admin events", on_fatal),

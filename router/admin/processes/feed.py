@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import suppress
 
 from pydantic import BaseModel
 
-from router.admin.changes import Changes
 from router.admin.views.config import ChangedConfigView, ConfigView
 from router.admin.views.key import KeyView, key_views
 from router.admin.views.model import ModelView, model_views
@@ -59,11 +58,12 @@ KINDS: dict[str, type[BaseModel]] = {
 
 
 class EventFeed:
-    """Sends changes to subscribers. One task looks for changes; each subscriber has a queue."""
+    """Sends changes to subscribers. One task looks for changes; each subscriber has a queue. ``warning``
+    returns why changes of operators would be lost."""
 
-    def __init__(self, services: Services, changes: Changes) -> None:
+    def __init__(self, services: Services, warning: Callable[[], str]) -> None:
         self._services = services
-        self._changes_of_operators = changes
+        self._warning = warning
         self._subscribers: set[asyncio.Queue[list[Event] | None]] = set()
         self._has_subscribers = asyncio.Event()
         self._workers: dict[str, WorkerView] = {}
@@ -145,8 +145,7 @@ class EventFeed:
         return RequestView.of(record, self._services.recent.now_s, self._services.process)
 
     def _config_view(self) -> ChangedConfigView:
-        warning = self._changes_of_operators.warning
-        return ChangedConfigView.with_warning(ConfigView.of(self._services), warning, [])
+        return ChangedConfigView.with_warning(ConfigView.of(self._services), self._warning(), [])
 
     def _changed_workers(self) -> Iterable[Event]:
         before = self._workers
