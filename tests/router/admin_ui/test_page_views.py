@@ -10,7 +10,7 @@ from router.access.api_keys import ApiKey, digest_of
 from router.access.key_file import key_line
 from testing.conditions import TIMEOUT_S, until
 from testing.router.scripted_router import MODEL
-from testing.router.scripted_servers import failing, saying, server_stats
+from testing.router.scripted_servers import failing, hanging, saying, server_stats
 from testing.router.tokenizers import EOS
 from wire.errors import UnavailableError
 
@@ -119,11 +119,8 @@ async def test_a_prompt_is_tried_by_keyboard_alone_and_thinking_stands_apart(sta
 
 @pytest.mark.exhaustive
 async def test_an_answer_can_be_stopped_and_a_completion_has_its_parameters(stack):
-    async def endless(submit, send):
-        await saying([300, 301])(submit, send)
-
     for server in stack.decode:
-        server.script = endless
+        server.script = hanging
     async with opened(stack, "try") as page:
         await page.get_by_role("button", name="Completion").click()
         await page.get_by_label("Prompt", exact=True).fill("hello")
