@@ -7,14 +7,17 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 
 from router.access.authentication import Authentication
 from router.access.cross_site import HostCheck, OriginCheck
-from router.admin.api import add_admin_api
+from router.admin.api import add_admin_api, add_process_api
 from router.admin.changes import Changes
-from router.admin.events import EventFeed
+from router.admin.ledger import Ledger
+from router.admin.processes.feed import EventFeed
+from router.admin.processes.overview import Processes
 from router.admin_ui import pages
 from router.admission.gate import Gate, GateLimits
 from router.admission.hold import Hold, watch
@@ -54,6 +57,9 @@ from router.serving.slice_lane import SliceLane
 from telemetry.loop_lag import LoopLag
 from wire.http.cross_site import AllowedHosts
 
+if TYPE_CHECKING:
+    from router.admin.processes.channel import Siblings
+
 NOBODY = Absence("no server is ready", "no server is there")
 
 REFUSAL_S = 1.0
@@ -87,6 +93,8 @@ def create_app(config: RouterConfig, *, on_fatal: OnFatal = end_process) -> Fast
         app.include_router(module.router)
     if resources.files.admin_token is not None:
         add_admin_api(app, resources.files.admin_token)
+        if config.place is not None and config.place.secret:
+            add_process_api(app, config.place.secret)
         app.include_router(pages.router)
     app.state.drain = resources.drain
     app.state.response_store = resources.files.response_store
@@ -135,13 +143,19 @@ async def _serving(app: FastAPI, *, resources: Resources, on_fatal: OnFatal) -> 
     )
     services.metrics.registry.register(services.lag)
     services.metrics.registry.register(app.state.refusals)
-    changes = app.state.changes = Changes(pool, membership, settings, resources.files.state_file)
+    siblings = _siblings(config)
+    ledger = Ledger(services.process)
+    changes = app.state.changes = Changes(
+        pool, membership, settings, resources.files.state_file, ledger, siblings
+    )
+    app.state.processes = Processes(services, lambda: changes.warning, siblings)
     changes.restore(resources.files.saved)
+    await changes.catch_up()
     pool.start(on_fatal)
     if pods is not None:
         services.metrics.registry.register(pods.metrics)
         pods.start(on_fatal)
-    feed = app.state.event_feed = EventFeed(services, changes)
+    feed = app.state.event_feed = EventFeed(services, lambda: changes.warning)
     files = resources.files
     watching = [
         start_background(feed.run(), "admin events", on_fatal),
@@ -149,6 +163,8 @@ async def _serving(app: FastAPI, *, resources: Resources, on_fatal: OnFatal) -> 
         start_background(files.response_store.keep_purging(), "expiry of responses", on_fatal),
         start_background(limiter.run(), "booking of keys' usage", on_fatal),
     ]
+    if siblings is not None:
+        watching.append(start_background(changes.keep_catching_up(), "changes of other processes", on_fatal))
     if files.state_file is not None:
         watching.append(start_background(files.state_file.keep_trying(), "state file", on_fatal))
     if files.key_file is not None:
@@ -165,9 +181,23 @@ async def _serving(app: FastAPI, *, resources: Resources, on_fatal: OnFatal) -> 
             await pods.close()
         await cancel_and_wait(*watching)
         await limiter.close()
+        await changes.close()
+        if siblings is not None:
+            await siblings.close()
         await pool.close()
         await services.grammars.close()
         await resources.close()
+
+
+def _siblings(config: RouterConfig) -> Siblings | None:
+    """Return the way to the other processes on this port; None if there are none, or there is no admin API
+    that could ask them. Only then is an HTTP client imported."""
+    place = config.place
+    if place is None or not place.secret or config.admin_token_file is None or len(place.ports) == 1:
+        return None
+    from router.admin.processes.channel import Siblings
+
+    return Siblings(place)
 
 
 def _served(

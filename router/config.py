@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Any, Literal
@@ -155,6 +155,9 @@ class ProcessPlace:
     index: int
     ports: tuple[int, ...]
     """The processes' own ports on loopback, where each process can be reached separately."""
+    secret: str = field(default="", repr=False)
+    """What the processes show one another when one asks another for what the admin API needs. Empty: they
+    don't ask, so such a process has no admin API."""
 
     @property
     def own_port(self) -> int:
@@ -379,4 +382,4 @@ def with_changes(config: RouterConfig, values: Mapping[str, Any]) -> RouterConfi
     return replace(config, **values)
 
 
-assert set(CHANGEABLE) <= {field.name for field in fields(RouterConfig)}
+assert set(CHANGEABLE) <= {one.name for one in fields(RouterConfig)}

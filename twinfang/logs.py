@@ -16,9 +16,12 @@ from datetime import UTC, datetime
 
 from twinfang.commands.spelling import with_flags
 
-_OTHERS = ("asyncio", "grpc", "numba", "py", "torch", "uvicorn", "urllib3")
+_OTHERS = ("asyncio", "grpc", "httpcore", "httpx", "numba", "py", "torch", "uvicorn", "urllib3")
 """Loggers of other packages. Their debug messages are not logged, and names of settings in their messages are
 not replaced by Twinfang's flags."""
+
+_TALKATIVE = ("httpx",)
+"""Loggers that have a line at level info for each request."""
 
 _BARE = re.compile(r"[\w.:/+-]+")
 
@@ -56,4 +59,6 @@ def configure_logs(level: str, process: str) -> None:
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     for name in _OTHERS:
         logging.getLogger(name).setLevel(max(logging.INFO, logging.getLogger().level))
+    for name in _TALKATIVE:
+        logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLogger().level))
     logging.captureWarnings(True)

@@ -24,6 +24,10 @@ class AdminToken:
         self._digest = digest
 
     @classmethod
+    def of(cls, token: str) -> AdminToken:
+        return cls(hashlib.sha256(token.encode()).digest())
+
+    @classmethod
     def from_file(cls, path: Path) -> AdminToken:
         """Read ``path``, which holds the token, or ``sha256:`` and the token's hexadecimal digest.
 
@@ -40,28 +44,36 @@ class AdminToken:
                 f"the admin token in {path} has {len(text)} characters: it must be one word of at least "
                 f"{MIN_CHARS}, made for example with `openssl rand -hex 32`"
             )
-        return cls(hashlib.sha256(text.encode()).digest())
+        return cls.of(text)
 
     def matches(self, given: bytes) -> bool:
         return hmac.compare_digest(hashlib.sha256(given).digest(), self._digest)
 
 
 class AdminTokenMiddleware:
-    """Pure ASGI: refuses everything under :data:`PREFIX` without ``Authorization: Bearer <token>``.
+    """Pure ASGI: refuses everything under ``prefix`` without ``Authorization: Bearer <token>``.
 
-    It runs before every route, so that no route that is added later can lack the check.
+    It runs before every route, so that no route that is added later can lack the check. ``where`` says where
+    callers find the token.
     """
 
-    def __init__(self, app: ASGIApp, token: AdminToken) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        token: AdminToken,
+        prefix: str = PREFIX,
+        where: str = "the one in the router's --admin-token-file",
+    ) -> None:
         self._app = app
         self._token = token
+        self._prefix = prefix
+        self._where = where
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] in ("http", "websocket") and _is_admin(scope["path"]) and not self._allows(scope):
+        if scope["type"] in ("http", "websocket") and self._covers(scope["path"]) and not self._allows(scope):
             response = error_response(
                 AdminTokenError(
-                    "this address needs the admin token: send Authorization: Bearer <token>, the one in the "
-                    "router's --admin-token-file"
+                    f"this address needs the admin token: send Authorization: Bearer <token>, {self._where}"
                 ),
                 scope,
             )
@@ -70,13 +82,12 @@ class AdminTokenMiddleware:
             return
         await self._app(scope, receive, send)
 
+    def _covers(self, path: str) -> bool:
+        return path == self._prefix or path.startswith(self._prefix + "/")
+
     def _allows(self, scope: Scope) -> bool:
         given = [value for name, value in scope["headers"] if name == b"authorization"]
         if len(given) != 1:
             return False
         scheme, _, token = given[0].partition(b" ")
         return scheme.lower() == b"bearer" and self._token.matches(token.strip())
-
-
-def _is_admin(path: str) -> bool:
-    return path == PREFIX or path.startswith(PREFIX + "/")

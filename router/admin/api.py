@@ -42,3 +42,13 @@ def add_admin_api(app: FastAPI, token: AdminToken) -> None:
         api.include_router(module.router)
     app.include_router(api)
     app.add_middleware(AdminTokenMiddleware, token=token)
+
+
+def add_process_api(app: FastAPI, secret: str) -> None:
+    """Add the routes by which the processes on this port ask one another."""
+    from router.admin import process_routes
+    from router.admin.processes.channel import PREFIX as PROCESS_PREFIX
+
+    app.include_router(process_routes.router)
+    where = "a secret of this router's processes"
+    app.add_middleware(AdminTokenMiddleware, token=AdminToken.of(secret), prefix=PROCESS_PREFIX, where=where)

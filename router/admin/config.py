@@ -8,28 +8,10 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
 
 from router.admin.changes import changes_of
-from router.config import CHANGEABLE
+from router.admin.processes.overview import processes_of
+from router.admin.views.config import ChangedConfigView
 from router.http.bodies.json_body import body_schema, read_json
 from router.policies.policy_names import PolicyName
-from router.serving.services import Services, services_of
-
-
-class ConfigView(BaseModel):
-    """Settings that may change while the router runs. Each field has the name of its flag."""
-
-    prefill_policy: PolicyName
-    decode_policy: PolicyName
-    session_header: str
-    """Requests with equal values of this header go to the same servers. Empty: no header has this effect."""
-    max_requests_in_flight: int
-    max_queue: int
-    hold_s: float
-    max_choices: int
-    request_timeout_s: float
-
-    @classmethod
-    def of(cls, services: Services) -> ConfigView:
-        return cls(**{name: getattr(services.config, name) for name in CHANGEABLE})
 
 
 class ConfigChange(BaseModel):
@@ -52,23 +34,13 @@ class ConfigChange(BaseModel):
         return self.model_dump(exclude_none=True)
 
 
-class ChangedConfigView(ConfigView):
-    warning: str
-    """Why changes would be lost if the router restarted now. The changes are in effect nevertheless. Empty if
-    they would not be lost."""
-
-    @classmethod
-    def with_warning(cls, view: ConfigView, warning: str) -> ChangedConfigView:
-        return cls(**dict(view), warning=warning)
-
-
 router = APIRouter()
 
 
 @router.get("/config")
 async def show_config(request: Request) -> ChangedConfigView:
     """Shows the policies and limits that can be changed while the router runs."""
-    return _view(request)
+    return (await processes_of(request).look()).config
 
 
 @router.patch("/config", openapi_extra=body_schema(ConfigChange))
@@ -77,10 +49,6 @@ async def change_config(request: Request) -> ChangedConfigView:
     settings they began with. A change that can't be saved (`--state-file`) takes effect as well, and
     `warning` says so."""
     body = await read_json(request, ConfigChange)
-    await changes_of(request).change_settings(body.values)
-    return _view(request)
-
-
-def _view(request: Request) -> ChangedConfigView:
-    view = ConfigView.of(services_of(request))
-    return ChangedConfigView.with_warning(view, changes_of(request).warning)
+    missing = await changes_of(request).change_settings(body.values)
+    view = processes_of(request).own_config
+    return ChangedConfigView.with_warning(view, changes_of(request).warning_of(missing), missing)

@@ -1,6 +1,8 @@
 """Keeps operators' changes in an SQLite file, so that a router uses them again after a restart.
 
-Calls of SQLite block while the disk works. So a running router makes them on a separate thread.
+Calls of SQLite block while the disk works. So a running router makes them on a separate thread. The processes
+of ``--workers N`` share one file: a transaction of one process never replaces what another process has
+changed later.
 """
 
 from __future__ import annotations
@@ -9,13 +11,14 @@ import asyncio
 import json
 import logging
 import sqlite3
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from router.admin.ledger import Entry
 from router.config import RouterConfig, with_changes
 from router.fleet.links.server_link import AddedBy, PoolRole
 from wire.errors import ConfigError
@@ -24,15 +27,15 @@ log = logging.getLogger(__name__)
 
 VERSION = 1
 APPLICATION_ID = 0x7F1A06
-SCHEMA = f"""
-    CREATE TABLE workers (
-        role TEXT NOT NULL, address TEXT NOT NULL, state TEXT NOT NULL, added_by TEXT NOT NULL,
-        PRIMARY KEY (role, address)
-    ) STRICT;
-    CREATE TABLE settings (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
-    PRAGMA application_id = {APPLICATION_ID};
-    PRAGMA user_version = {VERSION};
-"""
+SCHEMA = (
+    "CREATE TABLE workers (role TEXT NOT NULL, address TEXT NOT NULL, state TEXT NOT NULL, "
+    "added_by TEXT NOT NULL, PRIMARY KEY (role, address)) STRICT",
+    "CREATE TABLE settings (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT",
+    f"PRAGMA application_id = {APPLICATION_ID}",
+    f"PRAGMA user_version = {VERSION}",
+)
+STAMPS = "CREATE TABLE IF NOT EXISTS stamps (place TEXT PRIMARY KEY, stamp INTEGER NOT NULL) STRICT"
+"""When each row was changed. An earlier release neither reads nor writes this table, but can use the file."""
 BUSY_TIMEOUT_S = 5.0
 RETRY_S = 10.0
 """Time between two attempts to save what could not be saved."""
@@ -40,8 +43,8 @@ RETRY_S = 10.0
 SavedState = Literal["serving", "draining", "removed"]
 T = TypeVar("T")
 
-Rows = dict[tuple[str, ...], tuple[str, ...]]
-"""Values of the database's rows, by table and key."""
+Rows = dict[tuple[str, ...], Entry]
+"""What the database's rows should be, by table and key."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,8 @@ class SavedWorker:
 class SavedChanges:
     workers: tuple[SavedWorker, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
+    entries: tuple[Entry, ...] = ()
+    """The same, with stamps."""
 
     def applied_to(self, config: RouterConfig) -> RouterConfig:
         """Return ``config`` with the changes, which override flags. Raises :class:`ConfigError` for a change
@@ -73,7 +78,8 @@ class SavedChanges:
 
 
 class StateFile:
-    """The file of one router only, because two routers would overwrite each other's changes."""
+    """The file of one router only, because the changes of two routers would mix. A router's processes share
+    it."""
 
     def __init__(self, path: Path) -> None:
         self.warning = ""
@@ -98,16 +104,11 @@ class StateFile:
                 f"the state file {self._path} can't be used: {error}; give another --state-file, or "
                 "delete it to start with what the flags say"
             ) from error
-        self._rows = _rows_of_settings(saved.settings)
-        for worker in saved.workers:
-            self._rows |= _row_of(worker)
+        self._rows = {entry.place: entry for entry in saved.entries}
         return saved
 
-    async def save_worker(self, worker: SavedWorker) -> None:
-        await self._save(_row_of(worker))
-
-    async def save_settings(self, settings: Mapping[str, Any]) -> None:
-        await self._save(_rows_of_settings(settings))
+    async def save(self, entries: Iterable[Entry]) -> None:
+        await self._save({entry.place: entry for entry in entries})
 
     async def keep_trying(self) -> None:
         """Try again, every ``RETRY_S``, to save what could not be saved. If the file is gone, save
@@ -130,12 +131,13 @@ class StateFile:
 
         def save(connection: sqlite3.Connection) -> None:
             with connection:
+                connection.execute("BEGIN IMMEDIATE")  # so no other process writes between a look and a write
                 is_new = _is_new(connection)
                 if is_new:
-                    connection.executescript(f"BEGIN; {SCHEMA}")
-                for (table, *key), values in (all_rows if is_new else rows).items():
-                    places = ", ".join("?" * (len(key) + len(values)))
-                    connection.execute(f"INSERT OR REPLACE INTO {table} VALUES ({places})", (*key, *values))
+                    _create(connection)
+                connection.execute(STAMPS)
+                for entry in (all_rows if is_new else rows).values():
+                    _write(connection, entry)
 
         try:
             await self._run(save)
@@ -161,30 +163,39 @@ class StateFile:
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._with_connection, work)
 
     def _with_connection(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        with closing(sqlite3.connect(self._path, timeout=BUSY_TIMEOUT_S)) as connection:
+        with closing(sqlite3.connect(self._path, timeout=BUSY_TIMEOUT_S, isolation_level=None)) as connection:
             return work(connection)
 
 
 def _load(connection: sqlite3.Connection) -> SavedChanges:
-    version = connection.execute("PRAGMA user_version").fetchone()[0]
-    if _is_new(connection):
-        connection.executescript(SCHEMA)
-        return SavedChanges()
-    found_id = connection.execute("PRAGMA application_id").fetchone()[0]
-    if (found_id, version) != (APPLICATION_ID, VERSION):
-        raise ValueError(
-            f"it is a database of another kind or version (application id {found_id:#x}, version {version}; "
-            f"expected {APPLICATION_ID:#x}, version {VERSION})"
-        )
-    workers = connection.execute(
-        "SELECT role, address, state, added_by FROM workers ORDER BY rowid"
-    ).fetchall()
-    settings = connection.execute("SELECT name, value FROM settings ORDER BY rowid").fetchall()
     with connection:  # so a file that can't be written is found now, not at the first change
+        connection.execute("BEGIN IMMEDIATE")
+        if _is_new(connection):
+            _create(connection)
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        found_id = connection.execute("PRAGMA application_id").fetchone()[0]
+        if (found_id, version) != (APPLICATION_ID, VERSION):
+            raise ValueError(
+                f"it is a database of another kind or version (application id {found_id:#x}, version "
+                f"{version}; expected {APPLICATION_ID:#x}, version {VERSION})"
+            )
+        connection.execute(STAMPS)
         connection.execute(f"PRAGMA user_version = {VERSION}")
+        stamps = dict(connection.execute("SELECT place, stamp FROM stamps"))
+        workers = connection.execute(
+            "SELECT role, address, state, added_by FROM workers ORDER BY rowid"
+        ).fetchall()
+        settings = connection.execute("SELECT name, value FROM settings ORDER BY rowid").fetchall()
+
+    def entry(table: str, key: tuple[str, ...], values: tuple[Any, ...]) -> Entry:
+        return Entry(table=table, key=key, values=values, stamp=stamps.get(_place(table, key), 0))
+
+    changed = [entry("workers", (role, address), values) for role, address, *values in workers]
+    changed += [entry("settings", (name,), (json.loads(value),)) for name, value in settings]
     return SavedChanges(
         workers=tuple(SavedWorker(*row) for row in workers),
         settings={name: json.loads(value) for name, value in settings},
+        entries=tuple(changed),
     )
 
 
@@ -192,9 +203,22 @@ def _is_new(connection: sqlite3.Connection) -> bool:
     return not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
 
 
-def _row_of(worker: SavedWorker) -> Rows:
-    return {("workers", worker.role, worker.address): (worker.state, worker.added_by)}
+def _create(connection: sqlite3.Connection) -> None:
+    for statement in SCHEMA:
+        connection.execute(statement)
 
 
-def _rows_of_settings(settings: Mapping[str, Any]) -> Rows:
-    return {("settings", name): (json.dumps(value),) for name, value in settings.items()}
+def _write(connection: sqlite3.Connection, entry: Entry) -> None:
+    """Write one row, unless the file has a newer one."""
+    place = _place(entry.table, entry.key)
+    found = connection.execute("SELECT stamp FROM stamps WHERE place = ?", (place,)).fetchone()
+    if found is not None and found[0] > entry.stamp:
+        return
+    values = (json.dumps(entry.values[0]),) if entry.table == "settings" else entry.values
+    marks = ", ".join("?" * (len(entry.key) + len(values)))
+    connection.execute(f"INSERT OR REPLACE INTO {entry.table} VALUES ({marks})", (*entry.key, *values))
+    connection.execute("INSERT OR REPLACE INTO stamps VALUES (?, ?)", (place, entry.stamp))
+
+
+def _place(table: str, key: tuple[str, ...]) -> str:
+    return json.dumps([table, *key])

@@ -9,6 +9,9 @@ from collections.abc import Callable
 from router.observe.window import WINDOW_S, WindowHistogram, WindowSum
 from wire.messages.generation import RequestStats
 
+MAX_WORKERS = 1024
+"""Maximum number of servers that are counted apart. Servers may come and go for months."""
+
 
 class LastMinute:
     """Counts each choice when it finishes, its TTFT when its first token comes, and each HTTP request when it
@@ -30,6 +33,8 @@ class LastMinute:
         """A choice's time from its first token to its last, divided by the number of tokens after the
         first."""
         self.transfer = WindowHistogram()
+        self._by_worker: dict[str, tuple[WindowSum, WindowSum]] = {}
+        """Prompt tokens and cached tokens by the server that prefilled them."""
 
     @property
     def now_s(self) -> float:
@@ -48,9 +53,13 @@ class LastMinute:
         num_tokens: int,
         decode_s: float,
         stats: RequestStats | None,
+        worker: str = "",
     ) -> None:
-        """Count a choice that has finished. ``decode_s`` is the time from its first token to its last."""
+        """Count a choice that has finished. ``decode_s`` is the time from its first token to its last,
+        ``worker`` the id of the server that prefilled it."""
         now_s = self._clock()
+        if worker:
+            self._count_worker(worker, num_prompt_tokens, num_cached_tokens, now_s)
         self.prompt_tokens.add(num_prompt_tokens, now_s)
         self.cached_tokens.add(num_cached_tokens, now_s)
         if num_tokens > 1:
@@ -64,9 +73,18 @@ class LastMinute:
             self.tokens_with_drafts.add(num_tokens, now_s)
             self.accepted_tokens.add(stats.accepted_tokens, now_s)
 
-    def accepted_length(self, now_s: float) -> float | None:
-        """Return how many tokens a request gets from a step with drafts, on average. The one token of each
-        step that is not a draft is counted, too."""
-        tokens = self.tokens_with_drafts.total(now_s)
-        steps = tokens - self.accepted_tokens.total(now_s)
-        return tokens / steps if steps > 0 else None
+    def of_worker(self, worker: str) -> tuple[int, int]:
+        """Return the prompt tokens that a server prefilled in the window, and how many of them were
+        cached."""
+        if (sums := self._by_worker.get(worker)) is None:
+            return 0, 0
+        now_s = self._clock()
+        return int(sums[0].total(now_s)), int(sums[1].total(now_s))
+
+    def _count_worker(self, worker: str, prompt_tokens: int, cached_tokens: int, now_s: float) -> None:
+        if (sums := self._by_worker.get(worker)) is None:
+            if len(self._by_worker) >= MAX_WORKERS:
+                del self._by_worker[next(iter(self._by_worker))]
+            sums = self._by_worker[worker] = (WindowSum(), WindowSum())
+        sums[0].add(prompt_tokens, now_s)
+        sums[1].add(cached_tokens, now_s)

@@ -49,6 +49,16 @@ class KeyMetrics:
             self._tokens.labels(key_name, "generation").inc(generation)
             self._tokens.labels(key_name, "reasoning").inc(reasoning)
 
+    def usage(self) -> dict[str, tuple[dict[str, int], dict[str, int]]]:
+        """Return what was counted for each key: its requests by outcome, its tokens by kind."""
+        found: dict[str, tuple[dict[str, int], dict[str, int]]] = {}
+        for place, counter in enumerate((self._requests, self._tokens)):
+            for sample in (sample for metric in counter.collect() for sample in metric.samples):
+                if sample.name.endswith("_total"):
+                    key, kind = sample.labels["key"], sample.labels["outcome" if place == 0 else "kind"]
+                    found.setdefault(key, ({}, {}))[place][kind] = int(sample.value)
+        return found
+
 
 Outcome = Literal["completed", "cancelled", "refused", "failed"]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 WINDOW_S = 60
 BOUNDS_MS = tuple(round(10 ** (tenth / 10), 3) for tenth in range(-10, 61))
@@ -77,11 +77,7 @@ class WindowHistogram(_Slots):
         counts[bucket] = counts.get(bucket, 0) + 1
 
     def snapshot(self, now_s: float) -> Distribution:
-        counts = [0] * len(BOUNDS_MS)
-        for index in self.recent(now_s):
-            for bucket, count in self._counts[index].items():
-                counts[bucket] += count
-        return Distribution(counts)
+        return Distribution.sum(self._counts[index] for index in self.recent(now_s))
 
     def _empty(self, index: int) -> None:
         self._counts[index] = {}
@@ -93,6 +89,20 @@ class Distribution:
     def __init__(self, counts: list[int]) -> None:
         self._counts = counts
         self.count = sum(counts)
+
+    @classmethod
+    def sum(cls, parts: Iterable[Mapping[int, int]]) -> Distribution:
+        """Add up counts by bucket: those of several seconds, or of several processes."""
+        counts = [0] * len(BOUNDS_MS)
+        for part in parts:
+            for bucket, count in part.items():
+                counts[bucket] += count
+        return cls(counts)
+
+    @property
+    def counts(self) -> dict[int, int]:
+        """Return the counts of the buckets that are not empty."""
+        return {bucket: count for bucket, count in enumerate(self._counts) if count}
 
     def percentile_ms(self, share: float) -> float | None:
         """Return a percentile, interpolated within its bucket; None if there are no times. Between 0.1 ms and

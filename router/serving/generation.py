@@ -296,6 +296,7 @@ class Generation:
             num_tokens=answer.num_tokens,
             decode_s=self._last_token_s[index] - (timeline.first_token_s or self._last_token_s[index]),
             stats=answer.stats,
+            worker=timeline.prefill_worker or timeline.decode_worker or "",
         )
 
     def _measure(self, index: int, num_tokens: int) -> None:

@@ -53,6 +53,11 @@ class Services:
     absence_log: AbsenceLog = field(default_factory=AbsenceLog)
 
     @property
+    def process(self) -> int:
+        """The index of this process among those that share the port; 0 if it is alone."""
+        return 0 if self.config.place is None else self.config.place.index
+
+    @property
     def absence(self) -> Absence | None:
         """Why no request of any model can be served; None if requests of at least one model can be served."""
         absence = self.pool.not_ready_reason()

@@ -12,11 +12,13 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from twinfang.commands.kernel_seed import SEED, seed_caches
 from twinfang.commands.read_ahead import read_ahead
+from twinfang.process_secret import SECRET_VARIABLE
 from twinfang.stack.cores import usable_cores
 from twinfang.stack.node_place import find_nodes
 from twinfang.stack.rank_place import ONLY_PLACE, RankPlace
@@ -142,11 +144,10 @@ def router_config(values: argparse.Namespace) -> RouterConfig:
     """Builds a router's configuration. Raises :class:`ConfigError` for flags that contradict one another."""
     from router.config import RouterConfig
 
-    if values.workers > 1 and values.admin_token_file is not None:
-        raise ConfigError(
-            f"--admin-token-file needs --workers 1, got {values.workers}: a change by the admin API "
-            "would reach only one of the processes; run several routers, each on its own port"
-        )
+    place = values.place
+    if place is not None:
+        # Popped: children of this process, such as those that compile grammars, do not need it.
+        place = replace(place, secret=os.environ.pop(SECRET_VARIABLE, ""))
     return RouterConfig(
         models=_served_models(values),
         aliases=values.alias,
@@ -178,7 +179,7 @@ def router_config(values: argparse.Namespace) -> RouterConfig:
         session_header=values.session_header or "",
         otlp_endpoint=values.otlp_endpoint or "",
         admin_token_file=values.admin_token_file,
-        place=values.place,
+        place=place,
         state_file=values.state_file,
         response_store=values.response_store,
         response_store_bytes=int(values.response_store_size * MIB),

@@ -16,6 +16,7 @@ from router.http.sockets import shared_socket
 from twinfang.flags import router as router_flags
 from twinfang.flags import table
 from twinfang.flags.flag import as_arguments
+from twinfang.process_secret import SECRET_VARIABLE, process_secret
 from twinfang.stack.child import ChildSpec
 from twinfang.stack.ports import LOOPBACK, free_ports, require_free
 from twinfang.stack.readiness import until_answered
@@ -77,6 +78,7 @@ def _process(values: argparse.Namespace, port: int, place: ProcessPlace) -> Chil
 
 
 async def _supervise(processes: list[ChildSpec], environment: dict[str, str]) -> None:
+    environment |= {SECRET_VARIABLE: process_secret()}
     supervisor = Supervisor([processes], environment=environment, start_timeout_s=START_TIMEOUT_S)
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGINT, signal.SIGTERM):

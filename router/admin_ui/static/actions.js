@@ -1,7 +1,10 @@
 // What a person can do.
 
 import * as api from "./api.js";
+import { missingInWords } from "./format.js";
+import { keyOf } from "./store.js";
 import { forgetToken, keepToken } from "./token.js";
+import { Trial } from "./trial.js";
 
 const NOTICE_MS = 6_000;
 const DETAIL_INTERVAL_MS = 1_000;
@@ -17,6 +20,7 @@ export class Actions {
   #feed;
   #noticeTimer = null;
   #detailTimer = null;
+  #trial = null;
 
   constructor(store, feed) {
     this.#store = store;
@@ -32,19 +36,34 @@ export class Actions {
   signOut = () => {
     forgetToken();
     this.#feed.stop();
+    this.stopTrial();
     this.#store.change((store) => {
       store.forgetData();
+      store.forgetTrial();
       store.link = { state: "signed_out" };
       store.question = store.opened = store.notice = null;
     });
   };
+
+  show = (view) => this.#store.change((store) => (store.view = view));
+
+  /** Keeps what a person types into the form to try a prompt. */
+  edit = (name, value) => this.#store.change((store) => (store.trial.form[name] = value), { now: name === "kind" });
+
+  startTrial = () => {
+    this.stopTrial();
+    this.#trial = new Trial(this.#store);
+    this.#trial.run();
+  };
+
+  stopTrial = () => this.#trial?.stop();
 
   retryNow = () => this.#feed.hurry();
 
   filter = (filter) => this.#store.change((store) => (store.filter = filter));
 
   /** Asks a person before it drains, undrains or aborts; `answer` gets the reply. */
-  ask = (kind, id) => this.#store.change((store) => (store.question = { kind, id }));
+  ask = (kind, id, process) => this.#store.change((store) => (store.question = { kind, id, process }));
 
   answer = (isYes) => {
     const question = this.#store.question;
@@ -54,11 +73,12 @@ export class Actions {
 
   undrain = (id) => this.#carryOut({ kind: "undrain", id });
 
-  async #carryOut({ kind, id }) {
-    this.#store.change((store) => store.busy.add(id));
+  async #carryOut({ kind, id, process }) {
+    const busy = kind === "abort" ? keyOf({ id, process }) : id;
+    this.#store.change((store) => store.busy.add(busy));
     try {
-      await api[kind](id);
-      this.#say(DONE[kind](id));
+      const changed = await api[kind](id, process);
+      this.#say(DONE[kind](id) + (changed.missing?.length ? ` But ${missingInWords(changed.missing)}.` : ""));
       // The event stream sends this too, but the page should be right when the notice appears.
       const workers = kind === "abort" ? [] : await api.getWorkers();
       this.#store.change((store) => workers.forEach((worker) => store.takeWorker(worker)));
@@ -66,7 +86,7 @@ export class Actions {
       if (error instanceof api.Refused) this.#feed.start(); // the feed meets the same refusal and shows it
       else this.#say(`Could not ${kind} ${id}: ${error.message}.`, true);
     } finally {
-      this.#store.change((store) => store.busy.delete(id));
+      this.#store.change((store) => store.busy.delete(busy));
     }
   }
 
@@ -77,9 +97,10 @@ export class Actions {
   }
 
   /** Shows a request's timeline, and keeps it up to date until the request has ended. */
-  open = (id) => {
-    this.#store.change((store) => (store.opened = { id, detail: null, problem: null }));
-    this.#refresh(id);
+  open = ({ id, process }) => {
+    const opened = { id, process, detail: null, problem: null };
+    this.#store.change((store) => (store.opened = opened));
+    this.#refresh(opened);
   };
 
   close = () => {
@@ -87,20 +108,21 @@ export class Actions {
     this.#store.change((store) => (store.opened = null));
   };
 
-  async #refresh(id) {
+  async #refresh({ id, process }) {
     clearTimeout(this.#detailTimer);
-    const known = this.#store.requests.get(id)?.state;
+    const known = this.#store.requests.get(keyOf({ id, process }))?.state;
     let detail = null;
     let problem = null;
     try {
-      detail = { ...(await api.getRequest(id)), at: Date.now() };
+      detail = { ...(await api.getRequest(id, process)), at: Date.now() };
     } catch (error) {
       problem = error.message || "the token was refused";
     }
-    if (this.#store.opened?.id !== id) return; // closed, or another request was opened
-    this.#store.change((store) => (store.opened = { id, detail: detail ?? store.opened.detail, problem }));
+    const { opened } = this.#store;
+    if (opened === null || keyOf(opened) !== keyOf({ id, process })) return; // closed, or another one was opened
+    this.#store.change((store) => (store.opened = { ...opened, detail: detail ?? opened.detail, problem }));
     if (detail === null || !["finished", "failed", "cancelled"].includes(known ?? detail.state)) {
-      this.#detailTimer = setTimeout(() => this.#refresh(id), DETAIL_INTERVAL_MS);
+      this.#detailTimer = setTimeout(() => this.#refresh({ id, process }), DETAIL_INTERVAL_MS);
     }
   }
 }

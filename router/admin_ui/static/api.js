@@ -38,7 +38,8 @@ async function send(method, path, { body, signal, accept = "application/json" } 
   return response;
 }
 
-async function messageOf(response) {
+/** The message of an error's response. */
+export async function messageOf(response) {
   try {
     const { error } = await response.json();
     return String(error.message);
@@ -53,14 +54,19 @@ async function call(method, path, body) {
   return text ? JSON.parse(text) : null;
 }
 
+/** Clients choose requests' ids, and those of two router processes may be equal. */
+const ofProcess = (process) => (Number.isInteger(process) ? `?process=${process}` : "");
 const one = (folder, id) => `${folder}/${encodeURIComponent(id)}`;
 
 export const getWorkers = async () => (await call("GET", "workers")).workers;
 export const getRequests = async (limit) => (await call("GET", `requests?limit=${limit}`)).requests;
-export const getRequest = (id) => call("GET", one("requests", id));
+export const getRequest = (id, process) => call("GET", one("requests", id) + ofProcess(process));
+export const getKeys = async () => (await call("GET", "keys")).keys;
+export const getModels = async () => (await call("GET", "models")).models;
+export const getProcesses = () => call("GET", "processes");
 export const getConfig = () => call("GET", "config");
 export const getStats = () => call("GET", "stats");
 export const drain = (id) => call("POST", `${one("workers", id)}/drain`);
 export const undrain = (id) => call("POST", `${one("workers", id)}/undrain`);
-export const abort = (id) => call("POST", `${one("requests", id)}/abort`);
+export const abort = (id, process) => call("POST", `${one("requests", id)}/abort${ofProcess(process)}`);
 export const openEvents = (signal) => send("GET", "events", { signal, accept: "text/event-stream" });

@@ -1,6 +1,8 @@
 // Keeps the store up to date: gets a snapshot, then the router's events, and both again after each break.
 
-import { Failed, Refused, getConfig, getRequests, getStats, getWorkers, openEvents } from "./api.js";
+import {
+  Failed, Refused, getConfig, getKeys, getModels, getProcesses, getRequests, getStats, getWorkers, openEvents,
+} from "./api.js";
 import { eventsOf } from "./event_stream.js";
 
 const REQUESTS_AT_START = 100;
@@ -67,12 +69,12 @@ export class Feed {
     const signal = AbortSignal.any([run.stop.signal, attempt.signal]);
     try {
       const response = await openEvents(signal);
-      const [workers, requests, config, stats] = await Promise.all(
-        [getWorkers(), getRequests(REQUESTS_AT_START), getConfig(), getStats()],
-      );
+      const [workers, requests, config, stats, keys, models, processes] = await Promise.all([
+        getWorkers(), getRequests(REQUESTS_AT_START), getConfig(), getStats(), getKeys(), getModels(), getProcesses(),
+      ]);
       onLive();
       change((store) => {
-        store.takeSnapshot({ workers, requests, config, stats });
+        store.takeSnapshot({ workers, requests, config, stats, keys, models, processes });
         store.link = { state: "live" };
       });
       for await (const event of eventsOf(response)) {

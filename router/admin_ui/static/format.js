@@ -67,4 +67,8 @@ export function shortId(id) {
   return text.length <= 20 ? text : `${text.slice(0, 11)}…${text.slice(-6)}`;
 }
 
+/** Which router processes do not answer, and why: "router process 2 did not answer within 2 s". */
+export const missingInWords = (missing) =>
+  missing.map(({ process, problem }) => `router process ${process} ${problem}`).join("; ");
+
 export const plural = (number, one, many = `${one}s`) => `${count(number)} ${number === 1 ? one : many}`;

@@ -2,6 +2,7 @@
 
 import { Actions } from "./actions.js";
 import { Feed } from "./feed.js";
+import { viewOf } from "./header.js";
 import { page } from "./page.js";
 import { Store } from "./store.js";
 import { readToken } from "./token.js";
@@ -11,6 +12,9 @@ const root = document.getElementById("app");
 const store = new Store(() => render(page(store, actions), root));
 const feed = new Feed(store);
 const actions = new Actions(store, feed);
+
+addEventListener("hashchange", () => actions.show(viewOf(location.hash)));
+store.view = viewOf(location.hash);
 
 root.replaceChildren();
 if (readToken()) feed.start();

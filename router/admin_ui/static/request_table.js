@@ -1,7 +1,7 @@
 // Requests under way and the last ones that have ended, newest first.
 
 import { age, count, shortId } from "./format.js";
-import { ageOf, hasEnded } from "./store.js";
+import { ageOf, hasEnded, keyOf } from "./store.js";
 import { h } from "./vendor/preact.mjs";
 
 const MAX_ROWS = 40;
@@ -57,12 +57,12 @@ function table(rows, store, actions) {
 
 function row(request, hasKeys, store, actions) {
   const { id } = request;
-  return h("tr", { key: id, "data-request": id, onClick: () => actions.open(id) },
+  return h("tr", { key: keyOf(request), "data-request": id, onClick: () => actions.open(request) },
     h("td", null, h("button", {
       class: "link mono", title: id, "aria-label": `Timeline of request ${id}`,
       onClick: (event) => {
         event.stopPropagation();
-        actions.open(id);
+        actions.open(request);
       },
     }, shortId(id))),
     h("td", null, stateTag(request.state)),
@@ -81,13 +81,14 @@ export const stateTag = (state) => h("span", { class: `tag ${STATE_TINTS[state] 
 /** Prefill server → decode server, as far as they are known. */
 export const pathOf = (request) => [request.prefill_worker, request.decode_worker].filter(Boolean).join(" → ");
 
-export function abortButton({ id }, store, actions) {
+export function abortButton({ id, process }, store, actions) {
+  const isBusy = store.busy.has(keyOf({ id, process }));
   const ask = (event) => {
     event.stopPropagation(); // a click on the row would open the timeline
-    if (!store.busy.has(id)) actions.ask("abort", id);
+    if (!isBusy) actions.ask("abort", id, process);
   };
   return h("button", {
-    class: "button is-small is-danger", "aria-disabled": String(store.busy.has(id)),
+    class: "button is-small is-danger", "aria-disabled": String(isBusy),
     "aria-label": `Abort request ${id}`, onClick: ask,
   }, "Abort");
 }

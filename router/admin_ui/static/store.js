@@ -8,6 +8,13 @@ const ENDED = new Set(["finished", "failed", "cancelled"]);
 
 export const hasEnded = (request) => ENDED.has(request.state);
 
+/** What tells a request from all others: clients choose ids, and two router processes may have the same one. */
+export const keyOf = ({ id, process }) => `${process ?? ""}/${id}`;
+
+/** What the page to try a prompt shows before one was sent. */
+export const NO_TRIAL = { state: "idle", thinking: "", answer: "", problem: null, usage: null, times: null, finish: null, id: null, isCode: false };
+const FIRST_FORM = { kind: "chat", model: "", system: "", prompt: "", max_tokens: "256", temperature: "", top_p: "", seed: "", key: "" };
+
 export class Store {
   #timer = null;
   #render;
@@ -15,11 +22,13 @@ export class Store {
   constructor(render) {
     this.#render = render;
     this.link = { state: "signed_out" }; // connecting, live, reconnecting, refused, missing
+    this.view = "overview"; // caches, keys, try
     this.filter = "all"; // in_flight, failed
-    this.question = null; // the action that waits for a yes: {kind, id}
-    this.opened = null; // the request whose timeline is shown: {id, detail, problem}
-    this.busy = new Set(); // ids with an action under way
+    this.question = null; // the action that waits for a yes: {kind, id, process}
+    this.opened = null; // the request whose timeline is shown: {id, process, detail, problem}
+    this.busy = new Set(); // workers' ids and requests' keys with an action under way
     this.notice = null; // {text, isBad}
+    this.forgetTrial();
     this.forgetData();
   }
 
@@ -29,7 +38,14 @@ export class Store {
     this.stats = null;
     this.history = [];
     this.config = null;
+    this.keys = [];
+    this.models = [];
+    this.processes = { processes: [], missing: [] };
     this.isLoaded = false;
+  }
+
+  forgetTrial() {
+    this.trial = { ...NO_TRIAL, form: { ...FIRST_FORM } };
   }
 
   /** Applies `update` to this store and draws the page soon, or `now`. */
@@ -48,13 +64,16 @@ export class Store {
   }
 
   /** Replaces everything by the state at one moment. */
-  takeSnapshot({ workers, requests, config, stats }) {
+  takeSnapshot({ workers, requests, config, stats, keys, models, processes }) {
     const before = this.workers;
     this.workers = new Map();
     for (const worker of workers) this.takeWorker(worker, before.get(worker.id));
     this.requests = new Map();
     for (const request of requests) this.takeRequest(request);
     this.config = config;
+    this.keys = keys;
+    this.models = models;
+    this.processes = processes;
     this.takeStats(stats);
     this.isLoaded = true;
   }
@@ -64,6 +83,9 @@ export class Store {
     if (name === "worker_removed") this.workers.delete(data.id);
     if (name === "request") this.takeRequest(data);
     if (name === "config") this.config = data;
+    if (name === "keys") this.keys = data.keys;
+    if (name === "models") this.models = data.models;
+    if (name === "processes") this.processes = data;
     if (name === "stats") this.takeStats(data);
   }
 
@@ -72,10 +94,10 @@ export class Store {
   }
 
   takeRequest(request) {
-    this.requests.set(request.id, { ...request, at: Date.now() });
+    this.requests.set(keyOf(request), { ...request, at: Date.now() });
     if (this.requests.size <= MAX_REQUESTS) return;
     const ended = this.newestRequests().filter(hasEnded);
-    for (const old of ended.slice(-MAX_REQUESTS / 4)) this.requests.delete(old.id);
+    for (const old of ended.slice(-MAX_REQUESTS / 4)) this.requests.delete(keyOf(old));
   }
 
   newestRequests() {

@@ -3,7 +3,8 @@
 import { age, count, seconds } from "./format.js";
 import { abortButton, pathOf, stateTag } from "./request_table.js";
 import { showModal } from "./confirmation.js";
-import { ageOf, hasEnded } from "./store.js";
+import { attempts } from "./attempts.js";
+import { ageOf, hasEnded, keyOf } from "./store.js";
 import { h } from "./vendor/preact.mjs";
 
 const STAGES = {
@@ -26,7 +27,7 @@ const MAX_ROWS = 100;
 export function timelineDialog(store, actions) {
   if (!store.opened) return null;
   const { id, detail, problem } = store.opened;
-  const request = detail ?? store.requests.get(id);
+  const request = detail ?? store.requests.get(keyOf(store.opened));
   const close = (event) => event.target.closest("dialog").close();
   return h("dialog", {
     class: "dialog is-large", ref: showModal, "aria-labelledby": "opened-title", onClose: actions.close,
@@ -55,10 +56,11 @@ function facts(request, store, actions) {
       fact("generated", count(request.generated_tokens)),
       fact("model", h("span", { class: "mono" }, request.model)),
       fact("path", pathOf(request) && h("span", { class: "mono" }, pathOf(request))),
+      fact("process", store.processes.processes.length > 1 ? count(request.process) : null),
       fact("priority", request.priority || null),
       fact("key", request.key_name),
       fact("choices", request.choices > 1 ? count(request.choices) : null),
-      fact("error", request.error),
+      fact("error", request.error && [request.error, request.error_message].filter(Boolean).join(": ")),
     ),
     !hasEnded(request) && abortButton(request, store, actions),
   );
@@ -73,6 +75,7 @@ function timeline(detail) {
     first !== null && first < end * 0.8 && bar(detail.choices > 1 ? "To the first tokens" : "To the first token", spans, first),
     bar(hasEnded(detail) ? "Whole request" : "So far", spans, end),
     legend(spans),
+    attempts(detail, spans),
     spanTable(spans),
   ];
 }

@@ -28,13 +28,16 @@ export function topology(store, actions) {
 
 const byId = (one, other) => String(one.id).localeCompare(String(other.id), "en", { numeric: true });
 
-function routerNode({ stats, config }) {
+function routerNode({ stats, config, processes }) {
+  const answering = processes.processes.length;
+  const all = answering + processes.missing.length;
   const line = (name, value) => h("div", null, h("dt", null, name), h("dd", null, value));
   return h("div", { class: "router card" },
     h("h3", null, "Router"),
     h("dl", { class: "lines" },
-      line("in flight", limited(stats.in_flight, config?.max_requests_in_flight)),
-      line("queued", limited(stats.queued, config?.max_queue)),
+      all > 1 && line("processes", h("span", { class: answering < all ? "warn" : "" }, `${answering} of ${all}`)),
+      line("in flight", limited(stats.in_flight, config?.max_requests_in_flight * all)),
+      line("queued", limited(stats.queued, config?.max_queue * all)),
       config?.prefill_policy && line("prefill policy", h("span", { class: "mono" }, config.prefill_policy)),
       config?.decode_policy && line("decode policy", h("span", { class: "mono" }, config.decode_policy)),
     ),

@@ -71,7 +71,7 @@ function button(worker, store, actions) {
 }
 
 /** A bar of used, cached (freed when a request needs room) and free parts. */
-function meter(name, all, free, cached) {
+export function meter(name, all, free, cached) {
   const used = all - free;
   const held = Math.min(cached ?? 0, free);
   const text = `${count(used)} of ${count(all)} used, ${count(held)} cached`;

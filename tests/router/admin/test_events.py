@@ -25,6 +25,7 @@ async def test_events_tell_what_there_is_and_what_changes(make_admin_stack):
             ended = [data for event, data in seen if event == "request" and data["state"] == "finished"]
             if ended and states[-1] == "unreachable":
                 break
-    assert {event for event, _ in seen} == {"worker", "request", "config", "stats"}
+    names = {"worker", "request", "config", "stats", "keys", "models", "processes"}
+    assert {event for event, _ in seen} == names
     assert states[0] == "serving"
     await until(lambda: not stack.app.state.event_feed._subscribers)

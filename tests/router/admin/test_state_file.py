@@ -7,6 +7,7 @@ from contextlib import closing, contextmanager
 import pytest
 
 from router.admin import state_file
+from router.admin.ledger import Entry
 from router.admin.state_file import StateFile
 from testing.conditions import until
 from testing.router.admin_calls import get, ids, patch, post
@@ -132,7 +133,7 @@ async def test_a_file_that_was_deleted_is_made_again_with_all_changes(
     path = tmp_path / "state.db"
     before = StateFile(path)
     before.load()
-    await before.save_settings({"max_queue": 5})
+    await before.save([Entry(table="settings", key=("max_queue",), values=(5,), stamp=1)])
     before.close()
     monkeypatch.setattr(state_file, "RETRY_S", 100.0 if changes_again else 0.02)
     stack = await make_admin_stack(state_file=path)

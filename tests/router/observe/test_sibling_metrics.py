@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
@@ -20,9 +21,10 @@ from testing.command_lines import BY_NAME, parsed
 from testing.conditions import TIMEOUT_S, until
 from testing.router.scripted_servers import ScriptedDecode, saying, server_info, server_stats
 from testing.router.tokenizers import write_model_dir
+from twinfang.commands.servers import router_config
+from twinfang.process_secret import SECRET_VARIABLE
 from twinfang.stack.ports import free_ports
 from twinfang.stack.router_processes import plan_processes
-from wire.errors import ConfigError
 
 NUM_PROCESSES = 2
 
@@ -121,11 +123,17 @@ def test_each_process_is_told_the_same_and_which_one_it_is():
             assert getattr(told, name) == getattr(values, name)
 
 
-def test_the_admin_api_needs_a_router_of_one_process(tmp_path):
+def test_processes_get_their_secret_by_the_environment_alone(tmp_path, monkeypatch):
     (tmp_path / "token").write_text("x" * 40)
-    given = ["--decode", "a:1", "--workers", "2", "--admin-token-file", str(tmp_path / "token")]
-    with pytest.raises(ConfigError, match="needs --workers 1"):
-        BY_NAME["router"].prepare(parsed(BY_NAME["router"], *given))
+    given = ["--decode", "a:1", "--admin-token-file", str(tmp_path / "token"), "--place", "0:1234,1235"]
+    monkeypatch.setenv(SECRET_VARIABLE, "a secret")
+    place = router_config(parsed(BY_NAME["router"], *given)).place
+    assert place is not None
+    assert place.secret == "a secret"
+    assert SECRET_VARIABLE not in os.environ, "children of the process would see it"
+    assert "a secret" not in f"{place} {place!r}"
+    planned = plan_processes(parsed(BY_NAME["router"], *given[:4], "--workers", "2"), 8123)
+    assert not any("secret" in argument for child in planned for argument in child.arguments)
 
 
 def test_figures_of_processes_are_told_apart_and_can_be_summed():

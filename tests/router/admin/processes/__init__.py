@@ -1,0 +1,1 @@
+"""The admin API of several router processes on one port."""
