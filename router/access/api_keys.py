@@ -61,10 +61,6 @@ class ApiKeys:
     def __iter__(self) -> Iterator[ApiKey]:
         return iter(self._keys)
 
-    @property
-    def names(self) -> set[str]:
-        return {key.name for key in self._keys}
-
     def find(self, presented: str) -> ApiKey | None:
         """Return the key, or None. The search takes the same time for every valid key and for a wrong one."""
         digest = digest_of(presented)

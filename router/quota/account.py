@@ -7,7 +7,7 @@ at once, and after that as much as flows off. A budget counts what was used sinc
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from router.access.key_limits import KeyLimits
 from router.quota.limit_store import Settlement, Standing
@@ -31,6 +31,12 @@ class Account:
     used_this_month: int = 0
     used_total: int = 0
     reserved: int = 0
+
+    @classmethod
+    def of(cls, standing: Standing) -> Account:
+        """Return an account that has this standing."""
+        values = asdict(standing)
+        return cls(leaked_at_s=values.pop("now_s"), **values)
 
     def admit(self, limits: KeyLimits, num_tokens: int, now_s: float) -> str | None:
         """Let a request in that reserves ``num_tokens``. Return None, or the limit that refuses it."""
@@ -65,6 +71,18 @@ class Account:
             self.used_total,
             self.reserved,
         )
+
+    def used_of(self, limits: KeyLimits, now_s: float) -> dict[str, float]:
+        """Return how much of each limit is used, running requests' reservations included."""
+        self._pass_time(limits, now_s)
+        used = {
+            "requests_per_minute": self.requests_spent,
+            "tokens_per_minute": self.tokens_spent,
+            "tokens_per_day": self.used_today + self.reserved,
+            "tokens_per_month": self.used_this_month + self.reserved,
+            "tokens_total": self.used_total + self.reserved,
+        }
+        return {name: used[name] for name, _ in limits}
 
     def _pass_time(self, limits: KeyLimits, now_s: float) -> None:
         minutes = max(0.0, now_s - self.leaked_at_s) / MINUTE_S

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 
 from router.quota.account import Account
 from router.quota.limit_store import Ask, Settlement, Standing, Verdict
@@ -35,9 +34,8 @@ class MemoryStore:
     def follow(self, name: str, standing: Standing) -> None:
         """Begin an account where another store's account was. What is reserved there counts as used: nobody
         will tell this store how much it was."""
-        values = asdict(standing)
-        now_s, reserved = values.pop("now_s"), values.pop("reserved")
-        account = self._accounts[name] = Account(leaked_at_s=now_s, **values)
+        account = self._accounts[name] = Account.of(standing)
+        reserved, account.reserved = account.reserved, 0
         account.used_today += reserved
         account.used_this_month += reserved
         account.used_total += reserved

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Mapping
 
 from starlette.types import Scope
 
 from router.access.api_keys import ApiKey
-from router.quota.limit_store import Ask
+from router.quota.account import Account
+from router.quota.limit_store import Ask, Standing
 from router.quota.limiter import Limiter, Settle, settle_nothing
 from router.quota.metrics import QuotaMetrics
 from router.quota.rate_headers import rate_headers
@@ -61,6 +63,8 @@ class Quota:
     def __init__(self, limiter: Limiter, metrics: QuotaMetrics) -> None:
         self.limiter = limiter
         self._metrics = metrics
+        self._standings: dict[str, Standing] = {}
+        """The last standing of each key that this process has heard of."""
 
     async def reserve(self, key: ApiKey, num_tokens: int, *, path: str, lasts_s: float) -> Reservation:
         """Reserve what a request may use. ``path`` says in which API's form the headers are.
@@ -73,6 +77,7 @@ class Quota:
         num_reserved = num_tokens if limits.counts_tokens else 0
         ask = Ask(secrets.token_hex(16), key.name, limits, num_reserved, lasts_s)
         admission = await self.limiter.admit(ask)
+        self._standings[key.name] = admission.verdict.standing
         headers = rate_headers(path, limits, admission.verdict.standing)
         if admission.verdict.refused_by is not None:
             self._metrics.refused(key.name, admission.verdict.refused_by)
@@ -81,6 +86,14 @@ class Quota:
             raise error
         settle = admission.settle
         return Reservation(headers, None if settle is settle_nothing else settle)
+
+    def used_of(self, key: ApiKey) -> dict[str, float]:
+        """Return how much of each of a key's limits was used when this process last heard of it, less what
+        time has given back since."""
+        if key.limits is None:
+            return {}
+        standing = self._standings.get(key.name, Standing(time.time()))
+        return Account.of(standing).used_of(key.limits, time.time())
 
 
 def reserved_for(num_prompt_tokens: int, max_tokens: int, max_model_len: int) -> int:
