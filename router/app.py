@@ -26,6 +26,7 @@ from router.api.anthropic import messages
 from router.api.openai import chat, completions, model_list, tokenization
 from router.api.openai.schemas import ERRORS
 from router.api.responses import creation, stored
+from router.api.responses.own_responses import StoreTurns
 from router.background import OnFatal, cancel_and_wait, start_background
 from router.config import LiveConfig, RouterConfig
 from router.fleet.absence import Absence
@@ -92,6 +93,7 @@ def create_app(config: RouterConfig, *, on_fatal: OnFatal = end_process) -> Fast
         app.include_router(pages.router)
     app.state.drain = resources.drain
     app.state.response_store = resources.files.response_store
+    app.state.response_turns = StoreTurns()
     _add_middleware(app, resources)
     return app
 
