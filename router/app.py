@@ -118,7 +118,7 @@ async def _serving(app: FastAPI, *, resources: Resources, on_fatal: OnFatal) -> 
         settings=settings,
         models=ModelCatalog(models, config.aliases),
         pool=pool,
-        metrics=Metrics(RETRIED),
+        metrics=Metrics(RETRIED, [model.name for model in models]),
         drain=resources.drain,
         key_file=resources.files.key_file,
         grammars=GrammarChecker(),

@@ -53,7 +53,7 @@ class Metrics:
     """Metrics of one router. Each object has its own registry, so one process can have several objects. Times
     are in seconds."""
 
-    def __init__(self, retried_codes: Iterable[str]) -> None:
+    def __init__(self, retried_codes: Iterable[str], model_names: Iterable[str] = ()) -> None:
         registry = self.registry = CollectorRegistry()
         self._servers_registry = CollectorRegistry()
         counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
@@ -78,6 +78,7 @@ class Metrics:
         self.request_queue = histogram(
             "twinfang_request_queue_seconds",
             "Wait in the router's queue, of requests that were let in.",
+            ["model"],
             buckets=WIDE_S,
         )
         self.time_to_first_token = histogram(
@@ -110,9 +111,9 @@ class Metrics:
         registry.register(self.router_view)
         self.server_stats = ServerStatsMetrics()
         self._servers_registry.register(self.server_stats)
-        self._begin_at_zero(retried_codes)
+        self._begin_at_zero(retried_codes, model_names)
 
-    def _begin_at_zero(self, retried_codes: Iterable[str]) -> None:
+    def _begin_at_zero(self, retried_codes: Iterable[str], model_names: Iterable[str]) -> None:
         """Show counters at 0 before anything was counted. Otherwise a rate in Prometheus would miss the first
         count."""
         for outcome in get_args(Outcome):
@@ -121,6 +122,8 @@ class Metrics:
             self.request_errors.labels(code)
         for code in sorted(retried_codes):
             self.retries.labels(code)
+        for name in model_names:
+            self.request_queue.labels(name)
 
     @contextmanager
     def refusals(self, key_name: str = "") -> Iterator[None]:

@@ -101,7 +101,7 @@ class Generation:
             exits.enter_context(self._record.abortable(self._abort))
             exits.enter_context(self._services.backlog.of(self._inbox, self._end_unread))
             self._exits = exits.pop_all()
-        metrics.request_queue.observe(self._place.queue_s)
+        metrics.request_queue.labels(self._model.name).observe(self._place.queue_s)
         timer = asyncio.get_running_loop().call_at(self._request.deadline, self._expire)
         self._exits.callback(timer.cancel)
         self._begin()
