@@ -27,6 +27,7 @@ from router.api.anthropic import messages
 from router.api.openai import chat, completions, model_list, tokenization
 from router.api.openai.schemas import ERRORS
 from router.api.responses import creation, stored
+from router.api.responses.own_responses import StoreTurns
 from router.background import OnFatal, cancel_and_wait, start_background
 from router.config import LiveConfig, RouterConfig
 from router.entrance import Checks, Entrance, RouterApp
@@ -98,6 +99,7 @@ def create_app(config: RouterConfig, *, on_fatal: OnFatal = end_process) -> Fast
         app.include_router(pages.router)
     app.state.drain = resources.drain
     app.state.response_store = resources.files.response_store
+    app.state.response_turns = StoreTurns()
     certificate = resources.files.certificate
     app.state.tls = None if certificate is None else certificate.context
     app.entrance = _entrance(app, resources)
@@ -120,7 +122,7 @@ async def _serving(app: FastAPI, *, resources: Resources, on_fatal: OnFatal) -> 
     for model in models:
         settings.on_change(model.gate.use_limits)
         settings.on_change(model.hold.use_limits)
-    metrics, key_file = Metrics(RETRIED), resources.files.key_file
+    metrics, key_file = Metrics(RETRIED, [model.name for model in models]), resources.files.key_file
     keys = None if key_file is None else key_file.keys
     limiter = open_limiter(config.limit_store, metrics.quota.store, keys)
     services = app.state.services = Services(

@@ -70,6 +70,36 @@ class PlainGauge(PlainCount):
         yield GaugeMetricFamily(self._name, self._documentation, value=self.value)
 
 
+class LabelledHistogram(Collector):
+    """A histogram with labels: :meth:`labels` returns the histogram of their values."""
+
+    def __init__(
+        self,
+        name: str,
+        documentation: str,
+        label_names: Sequence[str],
+        *,
+        buckets: Sequence[float],
+        registry: CollectorRegistry,
+    ) -> None:
+        self._name, self._documentation, self._label_names = name, documentation, label_names
+        self._buckets = buckets
+        self._tallies: dict[tuple[str, ...], Tally] = {}
+        registry.register(self)
+
+    def labels(self, *values: str) -> Tally:
+        tally = self._tallies.get(values)
+        if tally is None:
+            tally = self._tallies[values] = Tally(self._buckets)
+        return tally
+
+    def collect(self) -> Iterator[Metric]:
+        family = HistogramMetricFamily(self._name, self._documentation, labels=self._label_names)
+        for values, tally in self._tallies.items():
+            tally.put_into(family, values)
+        yield family
+
+
 class PlainHistogram(Collector):
     """A histogram without labels."""
 

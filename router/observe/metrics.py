@@ -14,7 +14,7 @@ from router.fleet.metrics import ServerMetrics, ServerStatsMetrics
 from router.observe.phase_metrics import LONG_S, WIDE_S, PhaseMetrics
 from router.observe.token_metrics import TokenMetrics
 from router.quota.metrics import QuotaMetrics
-from telemetry.plain_metrics import PlainCount, PlainCounter, PlainGauge, PlainHistogram
+from telemetry.plain_metrics import LabelledHistogram, PlainCount, PlainCounter, PlainGauge, PlainHistogram
 from wire.errors import AbortedRequestError, CancelledRequestError, TwinfangError, all_codes
 
 
@@ -67,7 +67,7 @@ class Metrics:
     """Metrics of one router. Each object has its own registry, so one process can have several objects. Times
     are in seconds."""
 
-    def __init__(self, retried_codes: Iterable[str]) -> None:
+    def __init__(self, retried_codes: Iterable[str], model_names: Iterable[str] = ()) -> None:
         registry = self.registry = CollectorRegistry()
         self._servers_registry = CollectorRegistry()
         count, counter = partial(PlainCount, registry=registry), partial(PlainCounter, registry=registry)
@@ -91,10 +91,12 @@ class Metrics:
         self.cached_prompt_tokens = count(
             "twinfang_cached_prompt_tokens", "Prompt tokens that a prefix cache held."
         )
-        self.request_queue = histogram(
+        self.request_queue = LabelledHistogram(
             "twinfang_request_queue_seconds",
             "Wait in the router's queue, of requests that were let in.",
+            ["model"],
             buckets=WIDE_S,
+            registry=registry,
         )
         self.time_to_first_token = histogram(
             "twinfang_time_to_first_token_seconds",
@@ -125,9 +127,9 @@ class Metrics:
         registry.register(self.router_view)
         self.server_stats = ServerStatsMetrics()
         self._servers_registry.register(self.server_stats)
-        self._begin_at_zero(retried_codes)
+        self._begin_at_zero(retried_codes, model_names)
 
-    def _begin_at_zero(self, retried_codes: Iterable[str]) -> None:
+    def _begin_at_zero(self, retried_codes: Iterable[str], model_names: Iterable[str]) -> None:
         """Show counters at 0 before anything was counted. Otherwise a rate in Prometheus would miss the first
         count."""
         for outcome in get_args(Outcome):
@@ -136,6 +138,8 @@ class Metrics:
             self.request_errors.labels(code)
         for code in sorted(retried_codes):
             self.retries.labels(code)
+        for name in model_names:
+            self.request_queue.labels(name)
 
     def began(self) -> float:
         """Count an HTTP request as in flight. Return the time at which it began, for :meth:`ended`."""

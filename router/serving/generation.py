@@ -105,7 +105,7 @@ class Generation:
         self._place = place
         self._record.admitted(self._abort)
         services.backlog.add(self._inbox, self._end_unread)
-        services.metrics.request_queue.observe(place.queue_s)
+        services.metrics.request_queue.labels(self._model.name).add(place.queue_s)
         self._timer = asyncio.get_running_loop().call_at(request.deadline, self._expire)
         try:
             self._begin()

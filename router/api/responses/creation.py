@@ -6,7 +6,6 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from router.access.client import client_of
 from router.api.openai.chat_prompt import chat_text
 from router.api.openai.schemas import answers
 from router.api.responses.body import ResponseBody
@@ -63,7 +62,7 @@ async def count_input_tokens(request: Request) -> Response:
     """Count the tokens of the prompt that the same body would make for ``/v1/responses``."""
     body = await read_json(request, ResponseBody)
     model = services_of(request).models.find(body.model)
-    earlier, new = await items_of(request, body, client_of(request))
+    earlier, new = await items_of(request, body)
     with named_as_here():
         text = await chat_text(body.chat([*earlier, *new]), model)
         token_ids = await encode_text(

@@ -6,17 +6,18 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import orjson
 from fastapi import Request
 from pydantic_core import from_json
 
-from router.access.client import Client
+from router.access.client import Client, client_of
 from router.api.openai.chat import check_chat
 from router.api.responses.body import ResponseBody
 from router.api.responses.input_items import Item, checked_items
-from router.api.responses.response_store import ResponseStore, StoredResponse
+from router.api.responses.own_responses import OwnResponses
+from router.api.responses.response_store import StoredResponse
 from router.api.responses.response_writer import ResponseWriter
 from router.http.bodies.body_room import share_of
 from router.http.bodies.json_shape import check_shape
@@ -30,9 +31,8 @@ class Exchange:
     """What one request asked, and its answer. Lasts until the response is stored."""
 
     def __init__(self, http: Request) -> None:
-        self._store = store_of(http)
+        self._responses = responses_of(http)
         self._id = f"resp_{secrets.token_hex(24)}"
-        self._owner = ""
         self._previous_id: str | None = None
         self._input: bytes | None = None
         """The request's own items as JSON. None if the response is not to be stored."""
@@ -44,7 +44,7 @@ class Exchange:
     ) -> TextRequest:
         """Check a body, and render and tokenize its chat. Raises what :func:`check_chat` raises, and
         :class:`PreviousResponseError`."""
-        earlier, new = await items_of(http, body, client)
+        earlier, new = await items_of(http, body)
         with named_as_here():
             chat = body.chat([*earlier, *new])
             request = await check_chat(http, chat, services, client, deadline, id_prefix="resp")
@@ -54,8 +54,8 @@ class Exchange:
                 "these fields, or tools",
                 param="include",
             )
-        self._owner, self._previous_id = client.api_key.name, body.previous_response_id
-        if self._store.keeps and body.store is not False:
+        self._previous_id = body.previous_response_id
+        if self._responses.keeps and body.store is not False:
             self._input = orjson.dumps([{"id": _new_id(item), **item} for item in new])
         self._head = self._head_of(body, request)
         return replace(request, stream=bool(body.stream))
@@ -72,7 +72,7 @@ class Exchange:
         output = orjson.dumps(finished["output"])
         response = orjson.dumps({name: value for name, value in finished.items() if name != "output"})
         stored = StoredResponse(self._id, self._previous_id, response, self._input, output)
-        await self._store.save(self._owner, stored)
+        await self._responses.save(stored)
 
     def _head_of(self, body: ResponseBody, request: TextRequest) -> dict[str, Any]:
         """Return the fields of the response that repeat what was asked. Long ones are kept as JSON, which
@@ -109,11 +109,13 @@ class Exchange:
         }
 
 
-def store_of(http: Request) -> ResponseStore:
-    return cast(ResponseStore, http.app.state.response_store)
+def responses_of(http: Request) -> OwnResponses:
+    """Return the stored responses of the client that sent a request."""
+    state = http.app.state
+    return OwnResponses(state.response_store, state.response_turns, client_of(http))
 
 
-async def items_of(http: Request, body: ResponseBody, client: Client) -> tuple[list[Item], list[Item]]:
+async def items_of(http: Request, body: ResponseBody) -> tuple[list[Item], list[Item]]:
     """Return the items of the responses that a body continues, and those of its own input. Raises
     :class:`InvalidRequestError`."""
     body.check_values()
@@ -122,7 +124,7 @@ async def items_of(http: Request, body: ResponseBody, client: Client) -> tuple[l
         if not new and not body.instructions:
             raise InvalidRequestError("input is missing or empty: give a text or items", param="input")
         return [], new
-    earlier = await store_of(http).conversation(client.api_key.name, body.previous_response_id)
+    earlier = await responses_of(http).conversation(body.previous_response_id)
     return await parsed_items(http, earlier), new
 
 

@@ -138,10 +138,20 @@ def messages_of(instructions: str | None, items: Sequence[Item]) -> list[dict[st
     """
     messages: list[dict[str, Any]] = []
     if instructions:
-        messages.append({"role": "system", "content": instructions})
+        messages.append({"role": "system", "content": [instructions]})
     for item in items:
         _ADDERS[item["type"]](messages, item)
+    for message in messages:
+        for name, between in _BETWEEN.items():
+            if isinstance(message.get(name), list):
+                message[name] = between.join(message[name])
     return messages
+
+
+_BETWEEN = {"content": "\n\n", "reasoning_content": "\n"}
+"""What stands between the texts of several items that become one field of one message. Such a field is a list
+until all items are read: to lengthen a text of megabytes once for each item would block the router for half a
+minute."""
 
 
 def _add_message(messages: list[dict[str, Any]], item: Item) -> None:
@@ -151,9 +161,9 @@ def _add_message(messages: list[dict[str, Any]], item: Item) -> None:
     if role == "assistant" and _has_just_thought(last):
         last["content"] = content
     elif role == "system" and len(messages) == 1 and last["role"] == "system":
-        last["content"] += f"\n\n{content}"
+        last["content"].append(content)
     else:
-        messages.append({"role": role, "content": content})
+        messages.append({"role": role, "content": [content] if role == "system" else content})
 
 
 def _add_call(messages: list[dict[str, Any]], item: Item) -> None:
@@ -171,9 +181,9 @@ def _add_output(messages: list[dict[str, Any]], item: Item) -> None:
 def _add_reasoning(messages: list[dict[str, Any]], item: Item) -> None:
     thought = _joined(item["content"] or item["summary"])
     if messages and _has_just_thought(messages[-1]):
-        messages[-1]["reasoning_content"] += f"\n{thought}"
+        messages[-1]["reasoning_content"].append(thought)
     elif thought:
-        messages.append({"role": "assistant", "content": "", "reasoning_content": thought})
+        messages.append({"role": "assistant", "content": "", "reasoning_content": [thought]})
 
 
 _ADDERS: dict[str, Callable[[list[dict[str, Any]], Item], None]] = {

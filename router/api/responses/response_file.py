@@ -21,7 +21,6 @@ from router.http.openai_errors import shown
 from wire.errors import (
     ConfigError,
     InvalidRequestError,
-    OverloadedError,
     PreviousResponseError,
     UnavailableError,
     UnknownIdError,
@@ -96,7 +95,7 @@ OLDEST = """
         SELECT id FROM responses WHERE id != :new AND owner = (
             SELECT owner FROM owners
             WHERE EXISTS (SELECT 1 FROM responses r WHERE r.owner = owners.owner AND r.id != :new)
-            ORDER BY num_bytes DESC LIMIT 1
+            ORDER BY CASE WHEN :by_number THEN num ELSE num_bytes END DESC LIMIT 1
         ) ORDER BY used_at LIMIT 1
     )
 """
@@ -110,8 +109,6 @@ MAX_CONVERSATION = 4096
 """The maximum number of responses that continue each other."""
 MAX_CONVERSATION_BYTES = 16 << 20
 BUSY_TIMEOUT_S = 5.0
-MAX_PENDING = 1024
-"""How many calls may wait for the thread."""
 PURGE_INTERVAL_S = 60.0
 PURGED_AT_ONCE = 64
 """How many expired responses one transaction deletes. Other processes can write between two of them."""
@@ -119,7 +116,10 @@ PURGED_AT_ONCE = 64
 
 class ResponseFile:
     """A file of bounded size. If it is full, the owner with the most bytes loses its oldest responses. So
-    nobody can drive out the responses of others."""
+    nobody can drive out the responses of others.
+
+    Calls wait for each other in the order in which they come; :mod:`router.api.responses.own_responses` has
+    clients take turns."""
 
     keeps = True
 
@@ -139,7 +139,6 @@ class ResponseFile:
         self._clock = clock
         self._connection: sqlite3.Connection | None = None
         """Belongs to the thread, until that has ended."""
-        self._num_pending = 0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="response-store")
 
     def open(self) -> None:
@@ -178,7 +177,7 @@ class ResponseFile:
 
         try:
             await self._run(save)
-        except (UnavailableError, OverloadedError) as error:
+        except UnavailableError as error:
             lines.write(
                 logging.ERROR,
                 "response not stored",
@@ -228,7 +227,7 @@ class ResponseFile:
         while True:
             try:
                 await self.purge()
-            except (UnavailableError, OverloadedError) as error:
+            except UnavailableError as error:
                 message = "expired responses can't be deleted: %s"
                 lines.write(logging.ERROR, "responses not purged", message, error.message)
             await asyncio.sleep(PURGE_INTERVAL_S)
@@ -259,25 +258,19 @@ class ResponseFile:
         return connection.execute(expired, (self._oldest, PURGED_AT_ONCE)).rowcount
 
     def _make_room(self, connection: sqlite3.Connection, new_id: str) -> None:
-        """Delete responses until the rest fits: the oldest of the owner that has the most bytes, but not the
-        one that has just come."""
+        """Delete responses until the rest fits: the oldest of the owner that has the most bytes, or the most
+        responses if there are too many of these. But not the one that has just come."""
         while True:
             num, num_bytes = connection.execute("SELECT sum(num), sum(num_bytes) FROM owners").fetchone()
             if num <= self._max_responses and num_bytes <= self._max_bytes:
                 return
-            connection.execute(OLDEST, {"new": new_id})
+            by_number = num_bytes <= self._max_bytes
+            connection.execute(OLDEST, {"new": new_id, "by_number": by_number})
 
     # --- the thread --------------------------------------------------------------------------------
 
     async def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Run ``work`` on the thread. Raises :class:`UnavailableError` if the file can't be used, and
-        :class:`OverloadedError` if too many others wait for the thread."""
-        if self._num_pending >= MAX_PENDING:
-            raise OverloadedError(
-                f"{self._num_pending} requests wait for stored responses, the limit is {MAX_PENDING}: "
-                "send the request again in 1 s"
-            )
-        self._num_pending += 1
+        """Run ``work`` on the thread. Raises :class:`UnavailableError` if the file can't be used."""
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, self._on_thread, work)
         except (sqlite3.Error, OSError, ValueError) as error:
@@ -285,8 +278,6 @@ class ResponseFile:
                 "stored responses can't be used now; send the request again, or without them",
                 detail=f"the responses in {self._path} can't be used: {error}",
             ) from error
-        finally:
-            self._num_pending -= 1
 
     def _on_thread(self, work: Callable[[sqlite3.Connection], T]) -> T:
         if self._connection is None:

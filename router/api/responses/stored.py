@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import orjson
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
-from router.access.client import client_of
 from router.api.openai.schemas import answers
-from router.api.responses.exchange import parsed_items, store_of
+from router.api.responses.exchange import parsed_items, responses_of
 from router.api.responses.schemas import DeletedResponse, ItemList, ResponseObject
+from router.http.bodies.body_room import share_of
 from router.http.json_answer import JsonAnswer
 from router.http.openai_errors import shown
 from wire.errors import InvalidRequestError
@@ -21,10 +22,6 @@ MAX_PAGE = 100
 router = APIRouter()
 
 
-def owner_of(request: Request) -> str:
-    return client_of(request).api_key.name
-
-
 @router.get("/v1/responses/{response_id}", responses=answers(ResponseObject))
 async def retrieve_response(request: Request, response_id: str, stream: bool = False) -> Response:
     if stream:
@@ -32,19 +29,21 @@ async def retrieve_response(request: Request, response_id: str, stream: bool = F
             "stream is not supported here, got True: stored responses are not streamed again; leave it out",
             param="stream",
         )
-    stored = await store_of(request).find(owner_of(request), response_id)
+    stored = await responses_of(request).find(response_id)
+    # Counts as a part of the body until it is sent. Otherwise slow readers could fill the memory.
+    share_of(request.scope).take(len(stored.response) + len(stored.output))
     return JsonAnswer({**orjson.loads(stored.response), "output": orjson.Fragment(stored.output)})
 
 
 @router.delete("/v1/responses/{response_id}", responses=answers(DeletedResponse))
 async def delete_response(request: Request, response_id: str) -> dict[str, Any]:
-    await store_of(request).delete(owner_of(request), response_id)
+    await responses_of(request).delete(response_id)
     return {"id": response_id, "object": "response", "deleted": True}
 
 
 @router.post("/v1/responses/{response_id}/cancel", responses=answers(ResponseObject))
 async def cancel_response(request: Request, response_id: str) -> Response:
-    await store_of(request).find(owner_of(request), response_id)
+    await responses_of(request).find(response_id)
     raise InvalidRequestError(
         f"response {shown(response_id)} has ended: only responses with background: true can be cancelled, "
         "which are not supported here. To end a request, close its connection"
@@ -60,12 +59,11 @@ async def list_input_items(
     after: str | None = None,
 ) -> Response:
     """Return a page of the items that a response answers, with those of the responses that it continues."""
-    store = store_of(request)
-    stored = await store.find(owner_of(request), response_id)
-    earlier = []
+    stored = await responses_of(request).find(response_id)
+    responses = [replace(stored, output=b"[]")]
     if stored.previous_id is not None:
-        earlier = await parsed_items(request, await store.conversation(owner_of(request), stored.previous_id))
-    items = [*earlier, *orjson.loads(stored.input)]
+        responses = [*await responses_of(request).conversation(stored.previous_id), *responses]
+    items = await parsed_items(request, responses)
     if order == "desc":
         items.reverse()
     if after is not None:

@@ -31,6 +31,18 @@ def scaled(kind: str, **more: Any) -> dict[str, Any]:
     }
 
 
+def several(*names: str) -> dict[str, Any]:
+    """Values of several models, each with a pool of each role."""
+    volume = {"hostPath": {"path": "/models"}}
+    return {
+        "models": [
+            {"name": name, "directory": f"m{i}", "volume": volume}
+            | {f"{role}Pools": {f"m{i}": {}} for role in ("prefill", "decode")}
+            for i, name in enumerate(names)
+        ]
+    }
+
+
 def metrics_of(heading: str) -> set[str]:
     _, _, rest = METRICS_PAGE.read_text(encoding="utf-8").partition(f"## {heading}\n")
     names = set()
@@ -66,6 +78,14 @@ def test_a_horizontal_pod_autoscaler_asks_for_what_the_adapter_gives() -> None:
                 assert metrics_of_rule(one["metric"]["name"]) <= metrics_of("Router")
     assert asked == TARGETS
     assert set(asked) == {rule["name"]["as"] for rule in rules_of_adapter()}
+
+
+def test_an_autoscaler_asks_for_the_wait_of_its_own_model_if_there_are_several() -> None:
+    scalers = of_kind(render(scaled("hpa") | several("a", "b")), "HorizontalPodAutoscaler")
+    for i, name in enumerate("ab"):
+        metrics = scalers[f"prefill-m{i}"]["spec"]["metrics"]
+        (asked,) = [metric["object"]["metric"] for metric in metrics if metric["type"] == "Object"]
+        assert asked["selector"] == {"matchLabels": {"model": name}}
 
 
 def test_keda_asks_prometheus_for_the_same_of_one_pool() -> None:
@@ -143,6 +163,7 @@ def test_the_planner_is_scraped_wherever_servers_are() -> None:
             r"prefillPools\.default\.autoscaling: minReplicas 9 is above maxReplicas 8",
         ),
         (scaled("keda") | {"keda": {}}, r"set keda\.prometheusAddress"),
+        (scaled("hpa") | several("a", "b/c"), r"b/c is no value of a label: set kind keda, or a models"),
     ],
 )
 def test_scaling_that_could_not_work_is_refused(values: dict[str, Any], complaint: str) -> None:

@@ -143,6 +143,29 @@ def test_keda_sees_what_servers_do_and_nothing_where_metrics_are_lost(tmp_path: 
     assert {case.metric for case in cases if case.seen is None} == set(queries)
 
 
+def of_models(**series: dict[str, str]) -> dict[str, str]:
+    """Give series the label of their model."""
+    return {
+        f'{name}{{model="{model}"}}': values for model, own in series.items() for name, values in own.items()
+    }
+
+
+def test_of_several_models_the_requests_of_the_pool_s_own_count(tmp_path: Path) -> None:
+    pools = {role: {"prefillPools": {role: {}}, "decodePools": {role: {}}} for role in ("one", "two")}
+    source = {"volume": {"hostPath": {"path": "/models"}}}
+    models = [{"name": name, "directory": name} | source | own for name, own in pools.items()]
+    scalers = of_kind(render(VALUES | {"models": models}), "ScaledObject")
+    series = of_models(one=WAITING, two=IDLE | {TAKEN: "10x40"})
+    cases = [
+        (Case(f"of {name}", WAIT, "router", series, seen), query, "{}")
+        for name, seen in (("one", 0.5), ("two", 0))
+        for trigger in scalers[f"prefill-{name}"]["spec"]["triggers"]
+        if trigger["name"] == WAIT and (query := trigger["metadata"]["query"])
+    ]
+    assert len(cases) == len(models)
+    evaluate(tmp_path, iter(cases))
+
+
 def test_the_adapter_sees_the_same(tmp_path: Path) -> None:
     evaluate(tmp_path, asked_of_adapter())
 

@@ -116,7 +116,7 @@ async def test_more_than_servers_have_room_for_wait_and_are_answered_in_order_of
     release.set()
     assert {answer.status_code for answer in await asyncio.gather(*requests)} == {200}
     assert [submit.token_ids[-1] for submit in decode.submitted] == [6, 9, 8, 7]
-    assert (await samples_of(stack))["twinfang_request_queue_seconds_count",] == 4
+    assert (await samples_of(stack))["twinfang_request_queue_seconds_count", MODEL] == 4
 
 
 async def test_as_many_run_as_the_rows_of_decode_servers_allow_and_a_few_more(make_stack):

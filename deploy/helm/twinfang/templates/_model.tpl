@@ -30,7 +30,7 @@ so once, as all templates of a rendering share the root context.
 {{- end -}}
 {{- $_ := set $values $key $pools -}}
 {{- end -}}
-{{- $served = append $served (dict "Values" $values "Release" $root.Release "Chart" $root.Chart "Capabilities" $root.Capabilities "Files" $root.Files "Template" $root.Template) -}}
+{{- $served = append $served (dict "isOneOfSeveral" (gt (len $root.Values.models) 1) "Values" $values "Release" $root.Release "Chart" $root.Chart "Capabilities" $root.Capabilities "Files" $root.Files "Template" $root.Template) -}}
 {{- end -}}
 {{- range $key, $pools := $all -}}
 {{- $_ := set $root.Values $key $pools -}}

@@ -9,9 +9,10 @@ The adapter's rules in deploy/observability/prometheus-adapter.yaml are the same
 namespace="{{ .root.Release.Namespace }}",service="{{ include "twinfang.fullname" .root }}-{{ .role }}",pool="{{ .name }}"
 {{- end -}}
 
-{{/* The selector of the series of this release's routers. */}}
+{{/* The selector of the series of this release's routers; of those of the pool's model, if the release has several. */}}
 {{- define "twinfang.routerSeries" -}}
 namespace="{{ .root.Release.Namespace }}",service="{{ include "twinfang.fullname" .root }}-router"
+{{- if .root.isOneOfSeveral }},model={{ include "twinfang.model" .root | quote }}{{ end }}
 {{- end -}}
 
 {{/*
@@ -33,7 +34,8 @@ further prefill servers would not help. Takes the routers' series.
 
 {{/*
 A list of measures: metric is the custom metrics API's name, query gives the pool's value, target is the wanted value. A
-measure with object is one of the routers' Service; the others are means over the pool's pods.
+measure with object is one of the routers' Service, and its model is the one that it is about, if there are several; the
+others are means over the pool's pods.
 */}}
 {{- define "twinfang.measures" -}}
 {{- $series := include "twinfang.poolSeries" . -}}
@@ -41,6 +43,9 @@ measure with object is one of the routers' Service; the others are means over th
 {{- if eq .role "prefill" }}
 - metric: twinfang_router_wait_seconds
   object: {{ include "twinfang.fullname" .root }}-router
+  {{- if .root.isOneOfSeveral }}
+  model: {{ include "twinfang.model" .root | quote }}
+  {{- end }}
   query: {{ include "twinfang.routerWaitQuery" (include "twinfang.routerSeries" .) | quote }}
   target: {{ include "twinfang.text" $scaling.queueSeconds | quote }}
 - metric: twinfang_busy_percent
@@ -79,6 +84,9 @@ replicas: {{ .pool.replicas }}
 {{- end -}}
 
 {{- define "twinfang.horizontalPodAutoscaler" -}}
+{{- if and .root.isOneOfSeveral (eq .role "prefill") (ne (include "twinfang.model" .root) (include "twinfang.modelLabel" .root)) -}}
+{{- fail (printf "prefillPools.%s.autoscaling: a HorizontalPodAutoscaler finds the metrics of one of several models by its name, and %s is no value of a label: set kind keda, or a models[].name of at most 63 letters, digits, '-', '_' and '.'" .name (include "twinfang.model" .root)) -}}
+{{- end -}}
 apiVersion: autoscaling/v2
 kind: HorizontalPodAutoscaler
 metadata:
@@ -100,6 +108,11 @@ spec:
           name: {{ .object }}
         metric:
           name: {{ .metric }}
+          {{- with .model }}
+          selector:
+            matchLabels:
+              model: {{ . | quote }}
+          {{- end }}
         target:
           type: Value
           value: {{ .target | quote }}

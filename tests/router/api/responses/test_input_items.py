@@ -1,5 +1,7 @@
 """Items of ``input`` become the messages of a chat."""
 
+import time
+
 import pytest
 
 from router.api.responses.input_items import checked_items, messages_of
@@ -59,6 +61,23 @@ def test_system_messages_at_the_beginning_are_one():
     assert found == [said("system", "a\n\nb\n\nc"), said("user", "d")]
     late = messages(said("user", "a"), said("developer", "b"))
     assert late[1] == said("system", "b")
+
+
+@pytest.mark.parametrize(
+    ("first", "further"),
+    [
+        (said("system", "a" * 7_000_000), [said("developer", "b")]),
+        (thought("a" * 7_000_000), [thought("b")]),
+        (thought("a" * 7_000_000), [said("assistant", ""), thought("b")]),
+    ],
+)
+def test_many_short_items_behind_a_long_one_are_read_at_once(first, further):
+    """To copy the long text for each short one would take half a minute."""
+    items = checked_items([first, *further * (16_000 // len(further))])
+    began = time.process_time()
+    (message,) = messages_of(None, items)
+    assert time.process_time() - began < 2
+    assert len(message["content"]) + len(message.get("reasoning_content", "")) > 7_000_000
 
 
 def test_parts_are_texts_of_any_kind():

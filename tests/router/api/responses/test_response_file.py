@@ -151,6 +151,16 @@ async def test_there_are_no_more_responses_than_allowed(make_store, clock):
     assert await ids_of(store, "", *(f"r{i}" for i in range(5))) == ["r2", "r3", "r4"]
 
 
+async def test_of_too_many_responses_those_of_whoever_has_most_go(make_store, clock):
+    store = make_store(max_responses=6)
+    await store.save("bob", stored("b1", size=20_000))
+    for i in range(9):
+        clock.now += 1
+        await store.save("alice", stored(f"a{i}"))
+    assert await ids_of(store, "bob", "b1") == ["b1"]
+    assert await ids_of(store, "alice", *(f"a{i}" for i in range(9))) == ["a4", "a5", "a6", "a7", "a8"]
+
+
 async def test_a_response_that_is_too_large_is_not_stored(make_store, caplog):
     store = make_store()
     await store.save("", stored("r1", size=MIB // MAX_SHARE))

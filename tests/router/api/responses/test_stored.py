@@ -85,6 +85,20 @@ async def test_a_conversation_counts_as_a_part_of_the_body(stack, clients):
     assert room.num_bytes == 0
 
 
+async def test_what_is_read_of_the_store_counts_until_it_is_sent(stack, clients):
+    long = b'[{"type":"message","id":"msg_1","text":"%b"}]' % (b"a" * 10**6)
+    await stack.app.state.response_store.save("bob", StoredResponse("resp_1", None, b"{}", b"[]", long))
+    await stack.app.state.response_store.save("bob", StoredResponse("resp_2", None, b"{}", long, b"[]"))
+    room = stack.app.state.body_room
+    for path in ("resp_1", "resp_2/input_items"):
+        room.max_bytes = 10**7
+        assert (await clients["b"].get(f"/v1/responses/{path}")).status_code == 200
+        room.max_bytes = 10**6
+        refused = await clients["b"].get(f"/v1/responses/{path}")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "overloaded")
+    assert room.num_bytes == 0
+
+
 async def test_pages_of_the_input(clients):
     texts = [f"text {i}" for i in range(5)]
     items = [{"role": "user", "content": text} for text in texts]
