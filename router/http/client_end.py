@@ -3,10 +3,14 @@
 ASGI writes each part of an answer as a message through a coroutine, and shows that a client has gone only to
 a task that waits for it. A stream makes thousands of writes, and a task costs more than most requests' own
 work. So the connection itself writes parts and calls back when the client goes.
+
+uvicorn writes the head of an answer and its body one after the other. Each write to a socket is a call of the
+system that wakes the client. So a head waits for the body that follows at once.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -26,16 +30,66 @@ class ClientEnd:
     stay until the next garbage collection.
     """
 
-    __slots__ = ("_cycle", "_flow", "_is_chunked", "_on_gone", "_write", "is_gone")
+    __slots__ = (
+        "_cycle",
+        "_flow",
+        "_flush",
+        "_has_written",
+        "_head",
+        "_is_chunked",
+        "_on_gone",
+        "_transport",
+        "_write",
+        "is_gone",
+    )
 
     def __init__(self, cycle: RequestResponseCycle) -> None:
+        """Take the place of the transport to which ``cycle`` writes."""
         self._cycle: RequestResponseCycle | None = cycle
         self._flow = cycle.flow
+        self._transport = cycle.transport
+        self._head: bytes | None = None
+        self._has_written = False
+        self._flush: asyncio.Handle | None = None
         self._write: Callable[[bytes], None] = cycle.transport.write
         self._is_chunked = False
         self._on_gone: Callable[[], Any] | None = None
         self.is_gone = False
         """Whether the connection was lost before the answer was complete."""
+        cycle.transport = self  # type: ignore[assignment]
+
+    # --- for uvicorn, as a transport ---------------------------------------------------------------
+
+    def write(self, data: bytes) -> None:
+        """Write, but keep the first bytes back until the next ones come, or the event loop's next
+        iteration."""
+        if not self._has_written:
+            self._has_written, self._head = True, data
+            self._flush = asyncio.get_running_loop().call_soon(self._write_head)
+        elif self._head is None:
+            self._write(data)
+        else:
+            head, self._head = self._head, None
+            self._write(head + data)
+
+    def close(self) -> None:
+        self._write_head()
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
+    @property
+    def keeps_head(self) -> bool:
+        """Whether the answer's first bytes are kept back."""
+        return self._head is not None
+
+    def _write_head(self) -> None:
+        if self._head is not None:
+            head, self._head = self._head, None
+            self._write(head)
+
+    # --- for the answer ----------------------------------------------------------------------------
 
     @property
     def has_begun(self) -> bool:
@@ -76,7 +130,7 @@ class ClientEnd:
     def lost(self) -> None:
         """Note that the connection is lost."""
         if self._cycle is not None:
-            self.is_gone = True
+            self.is_gone, self._head = True, None
             call = self._on_gone
             self._release()
             if call is not None:
@@ -86,9 +140,13 @@ class ClientEnd:
         scope[_IN_SCOPE] = self
 
     def _release(self) -> None:
+        self._write_head()
         self._cycle = self._on_gone = None
         self._is_chunked = False
         self._write = _nowhere
+        if self._flush is not None:
+            self._flush.cancel()
+            self._flush = None
 
 
 def _nowhere(data: bytes) -> None:

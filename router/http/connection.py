@@ -153,7 +153,7 @@ class HttpConnection(HttpToolsProtocol):
         self._stop_waiting()
         if self.pipeline and self.cycle.more_body:  # the broken request is queued after others
             self.pipeline.popleft()
-            self._client_ends.pop()
+            self._client_ends.pop().answered()
             self.cycle = cast(RequestResponseCycle, self._previous_cycle)
         if self.cycle is None or self.cycle.more_body or self.cycle.response_complete:
             self._refuse(self._refusal)
@@ -205,6 +205,8 @@ class HttpConnection(HttpToolsProtocol):
         """Return what :class:`HalfClose` may write now."""
         cycle = self.cycle
         if cycle.response_started:
+            if self._client_ends and self._client_ends[0].keeps_head:
+                return b""
             return COMMENT if cycle.chunked_encoding and not cycle.flow.write_paused else b""
         is_answered_next = not self.pipeline
         return CONTINUE if is_answered_next and self.scope["http_version"] == "1.1" else None

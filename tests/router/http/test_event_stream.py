@@ -104,3 +104,29 @@ async def test_a_client_that_goes_away_ends_what_runs_for_it():
         await working
     with pytest.raises(CancelledRequestError, match="went away"):
         await work()  # that begins when the client has already gone
+
+
+async def test_the_head_of_an_answer_leaves_with_its_first_part():
+    written: list[bytes] = []
+    cycle = Cycle()
+    cycle.transport = SimpleNamespace(write=written.append, close=lambda: written.append(b"closed"))
+    ClientEnd(cycle)
+    cycle.transport.write(b"head ")
+    assert written == []
+    cycle.transport.write(b"first")
+    cycle.transport.write(b"second")
+    assert written == [b"head first", b"second"]
+
+
+@pytest.mark.parametrize("closes", [False, True])
+async def test_a_head_without_a_body_leaves_by_itself(closes):
+    written: list[bytes] = []
+    cycle = Cycle()
+    cycle.transport = SimpleNamespace(write=written.append, close=lambda: written.append(b"closed"))
+    ClientEnd(cycle)
+    cycle.transport.write(b"head")
+    if closes:
+        cycle.transport.close()
+    else:
+        await asyncio.sleep(0)
+    assert written == [b"head", b"closed"][: 1 + closes]
