@@ -43,8 +43,8 @@ class StoreTurns:
         limit = (self._max_calls - of_others) // 2
         if self._calls[client] >= limit:
             raise OverloadedError(
-                f"{self._calls[client]} calls of this client wait for stored responses, the limit is {limit}: "
-                f"send the request again in {RETRY_AFTER_S} s, or send fewer at a time",
+                f"{self._calls[client]} calls of this client wait for stored responses, the limit is "
+                f"{limit}: send the request again in {RETRY_AFTER_S} s, or send fewer at a time",
                 retry_after_s=RETRY_AFTER_S,
             )
         self._calls[client] += 1
