@@ -13,12 +13,14 @@ from collections.abc import Iterator
 from testing.api_facts.chat import CHAT
 from testing.api_facts.completions import COMPLETIONS
 from testing.api_facts.fact import WORKS, Endpoint, Fact
+from testing.api_facts.messages import COUNT, MESSAGES
+from testing.api_facts.responses import RESPONSES
 from testing.marked_section import replace_between
 from testing.repository import DOCS
 
 PAGE = DOCS / "api.md"
 BEGIN, END = "<!-- written by testing.api_table -->", "<!-- end of what testing.api_table writes -->"
-ENDPOINTS = (COMPLETIONS, CHAT)
+ENDPOINTS = (COMPLETIONS, CHAT, RESPONSES, MESSAGES, COUNT)
 MAX_SHOWN = 64
 
 

@@ -1,15 +1,15 @@
 """What one hostile client does to another, against a real ``twinfang up``: one prefill, one decode server.
 
-    python -m benchmarks.hostile --out benchmarks/results/hostile.json     # 27 minutes
+    python -m benchmarks.hostile --out benchmarks/results/hostile.json     # 32 minutes
     python -m benchmarks.hostile --attack grammar --attack all --seconds 10 --rest 5     # a look
     python -m benchmarks.hostile.restarts        # servers killed under load, a program of its own
 
-For each attack, and for all at once, a fresh stack runs with default flags. A *victim* streams ordinary
-answers, and /healthz and /v1/models are polled. First well-behaved clients run beside the victim, as many as
-the attack has requests in flight: this baseline is the cost of sharing the cores as such. Then the attackers
-run beside it. Each attack is a separate process that sends requests built beforehand, from its own address,
-so that the router sees it as a separate client. Memory is measured before the attack, during it, and a minute
-after it. Ends with 1 if a goal is not met.
+For each attack, and for all at once, a fresh stack runs with default flags and a store of responses. A
+*victim* streams ordinary answers, and /healthz and /v1/models are polled. First well-behaved clients run
+beside the victim, as many as the attack has requests in flight: this baseline is the cost of sharing the
+cores as such. Then the attackers run beside it. Each attack is a separate process that sends requests built
+beforehand, from its own address, so that the router sees it as a separate client. Memory is measured before
+the attack, during it, and a minute after it. Ends with 1 if a goal is not met.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import re
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -18,6 +19,7 @@ WAVE = 200
 TRICKLE_S = 0.5
 SLOW_READ_BYTES, SLOW_READ_S = 256, 0.5
 SMALL_BUFFER = 4096
+RESPONSE_ID = re.compile(rb"resp_[0-9a-f]+")
 
 
 @dataclass
@@ -103,10 +105,30 @@ async def many_choices(target: Target, client: int, tally: Tally) -> AsyncIterat
         yield
 
 
+async def fill_store(target: Target, client: int, tally: Tally) -> AsyncIterator[None]:
+    """Stores a response with each request. Each continues the one before, until that is refused: then its
+    conversation is too long, and another one begins."""
+    previous_id = None
+    for number in itertools.count():
+        began = time.monotonic()
+        async with connected(target.address, source=target.source) as connection:
+            await connection.send(bodies.stored_turn(target.model, number, previous_id))
+            answer = await connection.read_until(b"}")
+            status = answer.split(None, 2)[1].decode()
+            tally.counts[status] += 1
+            found = RESPONSE_ID.search(answer)
+            previous_id = found[0].decode() if status == "200" and found else None
+            tally.bytes_read += len(answer) + await connection.drain()
+        tally.longest_s = max(tally.longest_s, time.monotonic() - began)
+        yield
+
+
 async def trickle(target: Target, client: int, tally: Tally) -> AsyncIterator[None]:
     """Sends a body byte by byte, long after its request was answered."""
     requests = [
         post_unfinished("/v1/completions", 900_000_000),
+        post_unfinished("/v1/responses", 900_000_000),
+        post_unfinished("/v1/messages", 900_000_000),
         post_unfinished("/v1/nothing", 1_000_000),
         post_unfinished("/healthz", 1_000_000),
     ]
@@ -168,6 +190,8 @@ ATTACKS = (
     Attack("tools", "8 × a tool whose argument has such a pattern", 8, 8, sending(bodies.tools)),
     Attack("compile", "8 × response_format with ^(a{1000}){1000}$", 8, 8, sending(bodies.compiling)),
     Attack("texts", "3 × bodies of 7.8 MB, six endpoints in turns", 3, 3, sending(bodies.big_texts)),
+    Attack("items", "3 × long conversations of items and blocks", 3, 3, sending(bodies.big_conversations)),
+    Attack("store", "16 × responses stored, each continues the last", 16, 16, fill_store, every_s=0.0),
     Attack(
         "choices", "2 × n 128, logprobs 20, or the most that is admitted", 2, 60, many_choices, "choices-read"
     ),

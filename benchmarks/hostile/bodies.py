@@ -10,6 +10,7 @@ from typing import Any
 from benchmarks.hostile.connection import post
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 AMBIGUOUS = 'start: x\nx: x x | x x x | "a" | "aa" | "0" | "\\""'
 """Every text of a's has exponentially many derivations: each further token costs more than the previous
 one."""
@@ -18,6 +19,10 @@ NO_END = {"2": -100}
 """Suppresses the bundled model's end of sequence, so that answers are as long as the grammar allows."""
 BIG_BYTES = 7_800_000
 """Below the router's default --max-body-size."""
+MANY_ITEMS = 16_000
+"""Items or messages of a request; the limit is 16,384."""
+MANY_PARTS = 4_000
+"""Parts of a content; the limit is 4,096."""
 LADDER = tuple(
     {"n": n, "logprobs": logprobs, "max_tokens": max_tokens}
     for n, logprobs, max_tokens in (
@@ -130,6 +135,38 @@ def big_texts(model: str, client: int) -> Requests:
     ]
     made = [make() for make in makers]
     yield from itertools.islice(itertools.cycle(made), 2 * client, None)
+
+
+def big_conversations(model: str, client: int) -> Requests:
+    """Makes long conversations of the APIs that have items and blocks: many short ones behind a long one,
+    many of many parts, all of them nested as deep as they may be."""
+    long = "Twinfang hands it over. " * (BIG_BYTES // 24 - 50_000)
+    short = {"role": "system", "content": "a"}
+    thought = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "a"}]}
+    text = {"type": "text", "text": "a"}
+    parts = [{"role": "user", "content": [text] * MANY_PARTS}] * 20
+    call = {"type": "tool_use", "id": "a", "name": "f", "input": {"a": [[]] * 1000}}
+    result = {"type": "tool_result", "tool_use_id": "a", "content": [text] * 1000}
+    turns = [{"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}] * 40
+    responses = {"model": model, "max_output_tokens": 1}
+    messages = {"model": model, "max_tokens": 1}
+    question = {"role": "user", "content": "a"}
+    makers: list[Callable[[], bytes]] = [
+        lambda: post(RESPONSES, responses | {"instructions": long, "input": [short] * (MANY_ITEMS - 6000)}),
+        lambda: post(MESSAGES, messages | {"messages": [question, *turns]}),
+        lambda: post(f"{RESPONSES}/input_tokens", responses | {"input": [thought] * MANY_ITEMS}),
+        lambda: post(MESSAGES, messages | {"messages": [question] * MANY_ITEMS, "system": long}),
+        lambda: post(RESPONSES, responses | {"input": parts}),
+        lambda: post(f"{MESSAGES}/count_tokens", {"model": model, "messages": parts}),
+    ]
+    made = [make() for make in makers]
+    yield from itertools.islice(itertools.cycle(made), 2 * client, None)
+
+
+def stored_turn(model: str, number: int, previous_id: str | None) -> bytes:
+    """Makes a request whose response is stored: the next turn of a conversation of many short turns."""
+    body = {"model": model, "input": f"{number} {'is so and ' * 10}", "max_output_tokens": 1, "store": True}
+    return post(RESPONSES, body if previous_id is None else body | {"previous_response_id": previous_id})
 
 
 def many_choices(model: str, rung: int) -> bytes:

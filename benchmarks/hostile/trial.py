@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -41,8 +42,12 @@ class Conditions:
 
 
 def measure(name: str, attacks: Sequence[Attack], conditions: Conditions) -> dict[str, Any]:
-    """Measures one trial on a fresh stack, so that no attack is affected by an earlier one."""
-    with running(()) as stack:
+    """Measures one trial on a fresh stack with a store of responses, so that no attack is affected by an
+    earlier one."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        running(("--response-store", f"{folder}/responses")) as stack,
+    ):
         return asyncio.run(_measure(name, attacks, conditions, stack))
 
 

@@ -13,15 +13,18 @@ import sys
 import pytest
 
 from benchmarks.hostile import __main__ as hostile
-from benchmarks.hostile import restarts
+from benchmarks.hostile import bodies, restarts
 from benchmarks.hostile.attacker import Attacker
-from benchmarks.hostile.attacks import ATTACKS, WELL_BEHAVED, Tally, Target
+from benchmarks.hostile.attacks import ATTACKS, WELL_BEHAVED, Tally, Target, fill_store
 from benchmarks.hostile.connection import HEAD_END
 from benchmarks.hostile.goals import judged
 from benchmarks.hostile.memory import CACHE_BYTES, Caches
 from benchmarks.hostile.report import not_met, table
 from benchmarks.hostile.trial import MAX_PEERS, peers_of
 from benchmarks.soak.answer import Outcome
+from router.config import RouterConfig
+from router.http.bodies.bounds import check_bounds
+from router.http.bodies.json_shape import check_shape
 
 CALM = {
     "worst_gap_s": 0.1,
@@ -85,7 +88,7 @@ async def test_every_attack_sends_whole_requests_and_counts_their_answers(attack
         length = int(head.lower().split(b"content-length: ")[1].split()[0])
         if attack.name != "trickle":
             await reader.readexactly(length)
-        writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 2\r\n\r\n\n\n")
+        writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 4\r\n\r\n{}\n\n")
         writer.close()
 
     server = await asyncio.start_server(refuse, "127.0.0.1", 0, limit=2**24)
@@ -102,11 +105,40 @@ async def test_every_attack_sends_whole_requests_and_counts_their_answers(attack
 
 @pytest.mark.parametrize("attack", [one for one in ATTACKS if one.name in ("grammar", "compile", "regex")])
 def test_requests_differ_from_client_to_client_and_from_time_to_time(attack):
-    from benchmarks.hostile import bodies
-
     make = {"grammar": bodies.grammar, "compile": bodies.compiling, "regex": bodies.regex}[attack.name]
     sent = [request for client in range(4) for request in itertools.islice(make("m", client), 8)]
     assert len(set(sent)) == len(sent)
+
+
+def test_big_conversations_are_below_the_limits_of_bodies():
+    """What is refused for its size alone costs nothing."""
+    for request in itertools.islice(bodies.big_conversations("m", 0), 6):
+        head, _, body = request.partition(HEAD_END)
+        assert 1_000_000 < len(body) < RouterConfig.max_body_bytes, head
+        check_shape(body)
+        check_bounds(json.loads(body))
+
+
+async def test_a_conversation_is_continued_until_it_is_refused():
+    asked = []
+
+    async def answer(reader, writer):
+        head = await reader.readuntil(HEAD_END)
+        length = int(head.lower().split(b"content-length: ")[1].split()[0])
+        asked.append(json.loads(await reader.readexactly(length)).get("previous_response_id"))
+        body = b'{"id":"resp_0%d"}' % len(asked)
+        status = b"400 Bad Request" if len(asked) == 3 else b"200 OK"
+        writer.write(b"HTTP/1.1 %b\r\nContent-Length: %d\r\n\r\n%b" % (status, len(body), body))
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    target = Target(f"127.0.0.1:{server.sockets[0].getsockname()[1]}", "m")
+    async with asyncio.timeout(60), server:
+        rounds = fill_store(target, 0, Tally())
+        for _ in range(4):
+            await anext(rounds)
+        await rounds.aclose()
+    assert asked == [None, "resp_01", "resp_02", None]
 
 
 def test_an_attacker_ends_when_it_is_told_to_and_says_what_it_got(unused_tcp_port):

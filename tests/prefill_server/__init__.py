@@ -1,0 +1,1 @@
+"""The prefill server's side of routers' streams."""

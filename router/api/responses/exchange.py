@@ -51,7 +51,7 @@ class Exchange:
         if request.form is not None and request.logprobs is not None:
             raise InvalidRequestError(
                 "include, top_logprobs: only answers that are text alone have log-probabilities: leave out "
-                "these fields, or tools",
+                "these fields, or tools; if the model may think, ask /v1/chat/completions for them",
                 param="include",
             )
         self._previous_id = body.previous_response_id

@@ -109,6 +109,7 @@ MAX_CONVERSATION = 4096
 """The maximum number of responses that continue each other."""
 MAX_CONVERSATION_BYTES = 16 << 20
 BUSY_TIMEOUT_S = 5.0
+BUSY_INTERVAL_S = 0.01
 PURGE_INTERVAL_S = 60.0
 PURGED_AT_ONCE = 64
 """How many expired responses one transaction deletes. Other processes can write between two of them."""
@@ -300,11 +301,25 @@ def _opened(path: Path) -> sqlite3.Connection:
         os.close(file)
     connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
     try:
-        _prepare(connection)
+        _prepare_in_time(connection)
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def _prepare_in_time(connection: sqlite3.Connection) -> None:
+    """Prepare a file that other processes may be preparing, too. SQLite does not wait for others by itself
+    where it changes how a file is written."""
+    deadline = time.monotonic() + BUSY_TIMEOUT_S
+    while True:
+        try:
+            return _prepare(connection)
+        except sqlite3.OperationalError as error:
+            is_busy = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
+            if not is_busy or time.monotonic() > deadline:
+                raise
+        time.sleep(BUSY_INTERVAL_S)
 
 
 def _prepare(connection: sqlite3.Connection) -> None:

@@ -248,6 +248,32 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
+OPENER = """
+import sys
+from pathlib import Path
+from router.api.responses.response_file import _opened
+
+print("ready", flush=True)
+sys.stdin.readline()
+for i in range(50):
+    _opened(Path(f"{sys.argv[1]}{i}")).close()
+"""
+
+
+def test_processes_make_a_file_at_the_same_time(path):
+    command = [sys.executable, "-c", OPENER, str(path)]
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    openers = [subprocess.Popen(command, text=True, **pipes) for _ in range(4)]
+    for opener in openers:
+        assert opener.stdout.readline() == "ready\n"
+    for opener in openers:
+        opener.stdin.write("go\n")
+        opener.stdin.flush()
+    for opener in openers:
+        _, errors = opener.communicate(timeout=60)
+        assert (opener.returncode, errors) == (0, "")
+
+
 async def test_processes_share_a_file(make_store, path):
     command = [sys.executable, "-c", WRITER, str(path)]
     writers = [subprocess.Popen([*command, name], stderr=subprocess.PIPE) for name in "ab"]
