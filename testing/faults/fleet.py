@@ -155,6 +155,18 @@ class Fleet(ServerFleet):
         """Returns once the server ``name`` holds ``count`` leases."""
         wait_until(lambda: self.stats(name).leases_held == count, f"{name} holds {count} leases")
 
+    def ticketed(self, router: str) -> None:
+        """Returns once ``router`` has the tickets of all prompts that it has sent to prefill servers."""
+        wait_until(lambda: not self._num_assigned(router), f"{router} has its tickets")
+
+    def _num_assigned(self, router: str) -> float:
+        """Returns how many tokens of the router's prompts are being computed on prefill servers."""
+        return sum(
+            value
+            for name, value in self.metrics(router).items()
+            if name.startswith("twinfang_assigned_tokens{") and 'role="prefill"' in name
+        )
+
 
 @contextlib.contextmanager
 def running_fleet(folder: Path) -> Iterator[Fleet]:

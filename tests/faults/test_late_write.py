@@ -23,6 +23,7 @@ def late_write(fleet: Fleet, requests) -> list[str]:
     fleet["decode"].freeze()
     replies = [fleet.send("alone", body) for body in victims]
     fleet.leased("prefill-a", NUM_VICTIMS)
+    fleet.ticketed("alone")
     fleet["prefill-a"].freeze()
     fleet["decode"].thaw()
     wait_until(lambda: fleet.stats("decode").transfers_in_flight == NUM_VICTIMS, "all are read")

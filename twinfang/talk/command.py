@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 from collections.abc import Callable
 from contextlib import closing
 from typing import Any
@@ -61,6 +62,7 @@ def _talk(
     endpoint: Endpoint,
     run: Callable[[AnswerStream, Terminal, str], Any],
 ) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
     terminal = Terminal.standard()
     model = values.model_name or _first_model(endpoint, terminal)
     try:
