@@ -33,13 +33,16 @@ class Screen:
     def type(self, text):
         os.write(self.fd, text.encode())
 
-    def wait_for(self, pattern):
-        """Waits until ``pattern`` is shown behind what was waited for before."""
+    def wait_for(self, pattern, *, key=""):
+        """Waits until ``pattern`` is shown behind what was waited for before. ``key`` is typed each second: a
+        signal that comes just before Python waits for a key is handled at the next key."""
         limit = time.monotonic() + TIMEOUT_S
         while not (found := re.compile(pattern).search(self.shown, self._seen)):
             assert time.monotonic() < limit, f"{pattern} is not shown: {self.shown!r}"
             if select.select([self.fd], [], [], 1.0)[0]:
                 self.shown += os.read(self.fd, 65536).decode(errors="replace")
+            elif key:
+                self.type(key)
         self._seen = found.end()
         return found[0]
 
@@ -125,7 +128,7 @@ def test_a_chat_remembers_shows_thinking_dimmed_and_lets_no_text_rule_the_termin
         screen.type(" /end\n")
         screen.wait_for("as you like")
         screen.type("\x03")
-        screen.wait_for("Ctrl-D or /exit ends the chat")
+        screen.wait_for("Ctrl-D or /exit ends the chat", key="\x03")
         screen.type("/exit\n")
         assert screen.process.wait(TIMEOUT_S) == 0
     system, thought = ("system", "be brief"), ("user", "think")
@@ -152,7 +155,7 @@ def test_ctrl_c_ends_an_answer_and_not_the_program(stacks):
             screen.type("go on\n")
             screen.wait_for(r"go on\r\n(.|\n){5}")
             screen.type("\x03")
-            screen.wait_for(r"\[ended\]|\[the answer was cut")
+            screen.wait_for(r"\[ended\]|\[the answer was cut", key="\x03")
 
         def has_ended() -> bool:
             with suppress(OSError):  # it has just ended
