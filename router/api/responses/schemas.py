@@ -6,6 +6,11 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
+EVENTS = (
+    "The response's events as server-sent events; `response.completed`, `response.incomplete` or "
+    "`response.failed` is the last one."
+)
+
 
 class InputTokensDetails(BaseModel):
     cached_tokens: int
