@@ -172,9 +172,10 @@ def test_litellm_gets_a_call_of_a_tool(complete):
 
 @pytest.fixture
 def extract(stack):
-    """Asks in a mode, by its name. The package declares an older jiter than the ``openai`` SDK needs, so `make`
-    installs it on its own."""
-    instructor = pytest.importorskip("instructor", reason="`make` installs it on its own")
+    """Asks in a mode, by its name."""
+    instructor = pytest.importorskip(
+        "instructor", reason="`make` installs it on its own: it declares an older jiter than openai needs"
+    )
     with openai.OpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=0) as client:
 
         def extract(mode, method="create"):
