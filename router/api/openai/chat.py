@@ -11,7 +11,7 @@ from router.access.client import Client
 from router.api.openai.chat_prompt import ChatFields, chat_text
 from router.api.openai.chat_response import ChatWriter
 from router.api.openai.logprobs import check_in_one_piece, check_in_step, longest_in_one_piece
-from router.api.openai.schemas import ChatCompletion, answers
+from router.api.openai.schemas import CHUNKS, ChatCompletion, answers
 from router.api.sampling_fields import UNSUPPORTED, SamplingFields, check_num_choices
 from router.api.text_body import ranged
 from router.api.text_endpoint import answer_text
@@ -167,7 +167,7 @@ router = APIRouter()
 
 @router.post(
     "/v1/chat/completions",
-    responses=answers(ChatCompletion, streams=True),
+    responses=answers(ChatCompletion, stream=CHUNKS),
     openapi_extra=body_schema(ChatBody),
 )
 async def create_chat_completion(request: Request) -> Response:

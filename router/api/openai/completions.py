@@ -12,7 +12,7 @@ from pydantic import Field
 from router.access.client import Client
 from router.api.openai.completion_response import CompletionWriter
 from router.api.openai.logprobs import check_echoed, check_in_one_piece, check_in_step
-from router.api.openai.schemas import Completion, answers
+from router.api.openai.schemas import CHUNKS, Completion, answers
 from router.api.sampling_fields import UNSUPPORTED, SamplingFields, check_num_choices
 from router.api.text_body import ranged
 from router.api.text_endpoint import answer_text
@@ -167,7 +167,7 @@ router = APIRouter()
 
 
 @router.post(
-    "/v1/completions", responses=answers(Completion, streams=True), openapi_extra=body_schema(CompletionBody)
+    "/v1/completions", responses=answers(Completion, stream=CHUNKS), openapi_extra=body_schema(CompletionBody)
 )
 async def create_completion(request: Request) -> Response:
     return await answer_text(request, CompletionBody, check_completion, CompletionWriter)

@@ -152,12 +152,12 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     }
 }
 """Every route may answer with an error: bad requests, missing keys, full queues, lost servers."""
+CHUNKS = "Chunks of the answer as server-sent events; `[DONE]` follows the last one."
 
 
-def answers(model: type[BaseModel], *, streams: bool = False) -> dict[int | str, dict[str, Any]]:
-    """Describe a route's answer with status 200. ``streams``: it is sent as server-sent events on request."""
+def answers(model: type[BaseModel], *, stream: str | None = None) -> dict[int | str, dict[str, Any]]:
+    """Describe a route's answer with status 200. ``stream``: what the events are, if it may be a stream."""
     described: dict[str, Any] = {"model": model, "description": "The answer."}
-    if streams:
-        events = "Chunks of the answer as server-sent events; `[DONE]` follows the last one."
-        described["content"] = {"text/event-stream": {"schema": {"type": "string", "description": events}}}
+    if stream is not None:
+        described["content"] = {"text/event-stream": {"schema": {"type": "string", "description": stream}}}
     return {200: described}

@@ -10,7 +10,7 @@ from router.api.openai.chat_prompt import chat_text
 from router.api.openai.schemas import answers
 from router.api.responses.body import ResponseBody
 from router.api.responses.exchange import Exchange, items_of, named_as_here
-from router.api.responses.schemas import InputTokens, ResponseObject
+from router.api.responses.schemas import EVENTS, InputTokens, ResponseObject
 from router.api.text_endpoint import answer_text
 from router.http.bodies.json_body import body_schema, read_json
 from router.http.event_stream import EventStream
@@ -41,7 +41,7 @@ class StoringStream(Response):
 
 @router.post(
     "/v1/responses",
-    responses=answers(ResponseObject, streams=True),
+    responses=answers(ResponseObject, stream=EVENTS),
     openapi_extra=body_schema(ResponseBody),
 )
 async def create_response(request: Request) -> Response:

@@ -6,6 +6,11 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
+EVENTS = (
+    "The response's events as server-sent events; `response.completed`, `response.incomplete` or "
+    "`response.failed` is the last one."
+)
+
 
 class InputTokensDetails(BaseModel):
     cached_tokens: int
@@ -28,17 +33,47 @@ class IncompleteDetails(BaseModel):
     reason: Literal["max_output_tokens"]
 
 
+class ReasoningAsked(BaseModel):
+    effort: str | None
+    summary: None
+
+
+class TextAsked(BaseModel):
+    format: dict[str, Any]
+
+
 class ResponseObject(BaseModel):
+    """What was answered, and what was asked."""
+
     id: str
     object: Literal["response"]
     created_at: int
     completed_at: int | None
     status: Literal["completed", "incomplete"]
+    error: None
     incomplete_details: IncompleteDetails | None
     model: str
     output: list[dict[str, Any]]
     usage: ResponseUsage
+    background: Literal[False]
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, str]
+    parallel_tool_calls: bool
+    previous_response_id: str | None
+    prompt_cache_key: str | None
+    reasoning: ReasoningAsked
+    safety_identifier: str | None
+    service_tier: Literal["default"]
     store: bool
+    temperature: float
+    text: TextAsked
+    tool_choice: str | dict[str, Any]
+    tools: list[dict[str, Any]]
+    top_logprobs: int
+    top_p: float
+    truncation: Literal["disabled"]
+    user: str | None
 
 
 class InputTokens(BaseModel):

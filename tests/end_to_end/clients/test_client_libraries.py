@@ -1,4 +1,5 @@
-"""Client libraries of applications: the ``openai`` SDK, langchain-openai and litellm against a real stack.
+"""Client libraries of applications against a real stack: the ``openai`` SDK, langchain-openai, litellm and
+instructor.
 
 Each asks for a chat, a stream, tools and an object of a schema, in its own way of asking.
 """
@@ -164,3 +165,31 @@ def test_litellm_gets_a_call_of_a_tool(complete):
     (call,) = complete(**ENOUGH, tools=[TOOL], tool_choice=choice).choices[0].message.tool_calls
     assert call.function.name == "book_trip"
     Trip.model_validate_json(call.function.arguments)
+
+
+# --- instructor ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def extract(stack):
+    """Asks in a mode, by its name."""
+    instructor = pytest.importorskip(
+        "instructor", reason="`make` installs it on its own: it declares an older jiter than openai needs"
+    )
+    with openai.OpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=0) as client:
+
+        def extract(mode, method="create"):
+            made = instructor.from_openai(client, mode=instructor.Mode[mode])
+            fields = {"model": stack.model, "messages": MESSAGES, "max_retries": 0, "response_model": Trip}
+            return getattr(made.chat.completions, method)(**fields, **ENOUGH)
+
+        yield extract
+
+
+@pytest.mark.parametrize("mode", ["JSON_SCHEMA", pytest.param("TOOLS", marks=pytest.mark.exhaustive)])
+def test_instructor_gets_an_object_and_its_parts_as_they_come(extract, mode):
+    trip = extract(mode)
+    assert isinstance(trip, Trip)
+    parts = [part.model_dump() for part in extract(mode, "create_partial")]
+    assert parts[-1] == trip.model_dump()
+    assert len({str(part) for part in parts}) > 1

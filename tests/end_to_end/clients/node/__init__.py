@@ -1,0 +1,1 @@
+"""Clients that are packages of npm: programs that run in Node, and what they need."""
