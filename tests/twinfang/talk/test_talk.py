@@ -129,6 +129,8 @@ def test_a_chat_remembers_shows_thinking_dimmed_and_lets_no_text_rule_the_termin
         screen.wait_for("as you like")
         screen.type("\x03")
         screen.wait_for("Ctrl-D or /exit ends the chat", key="\x03")
+        screen.type("\n")  # says nothing, and takes a signal that is left
+        screen.wait_for(r"> \r\n(.|\n)*> ", key="\n")
         screen.type("/exit\n")
         assert screen.process.wait(TIMEOUT_S) == 0
     system, thought = ("system", "be brief"), ("user", "think")
