@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from testing.conditions import until
+
 TOKEN = "a-token-for-tests-0123456789"
 
 
@@ -9,6 +11,20 @@ async def get(stack, path):
     response = await stack.client.get(f"/admin/v1{path}")
     assert response.status_code == 200, response.text
     return response.json()
+
+
+async def get_whole(stack, path):
+    """Return a view that all processes have contributed to. On a busy machine one may be late and is named
+    missing; then ask again."""
+
+    async def is_whole():
+        nonlocal view
+        view = await get(stack, path)
+        return not view["missing"]
+
+    view = None
+    await until(is_whole, f"every process contributes to {path}")
+    return view
 
 
 async def post(stack, path, status=200, **body):
