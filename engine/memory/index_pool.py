@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from engine.memory.free_runs import FreeRuns
+
 NULL_INDEX = 0
 """The reserved entry of every pool. Padding points at it, and no request owns it."""
 
@@ -11,36 +13,36 @@ NULL_INDEX = 0
 class IndexPool:
     """Knows which of the indices ``1 … size - 1`` of a pool are free. Entry 0 is the null entry.
 
-    The index that was freed last is handed out first, so that a small working set stays in the processor's
-    caches. A new pool hands out consecutive indices, so that transfers can merge them into one region.
+    It hands out adjacent indices if it can, because a transfer reads adjacent blocks as one range
+    (:class:`FreeRuns`).
     """
 
     def __init__(self, size: int, unit: str) -> None:
         self.size = size
         self._unit = unit
-        self._free = list(range(size - 1, NULL_INDEX, -1))
+        self._free = FreeRuns(NULL_INDEX + 1, size)
         self._is_free = bytearray([0]) + bytearray([1]) * (size - 1)
         self._listeners: list[Callable[[int], None]] = []
 
     @property
     def num_free(self) -> int:
-        return len(self._free)
+        return self._free.num_free
 
     @property
     def capacity(self) -> int:
         """Number of indices that can be owned: all except the null entry."""
         return self.size - 1
 
-    def allocate(self, count: int) -> list[int]:
-        """Take ``count`` indices. The caller has checked :attr:`num_free`.
+    def allocate(self, count: int, behind: int = NULL_INDEX) -> list[int]:
+        """Take ``count`` indices, those directly behind index ``behind`` first. The caller has checked
+        :attr:`num_free`.
 
         Raises :class:`RuntimeError` if too few are free, which is a bug in our code.
         """
-        if count > len(self._free):
-            raise RuntimeError(f"asked for {count} {self._unit}s; only {len(self._free)} are free")
-        taken = self._free[len(self._free) - count :]
-        del self._free[len(self._free) - count :]
-        taken.reverse()
+        if count > self.num_free:
+            raise RuntimeError(f"asked for {count} {self._unit}s; only {self.num_free} are free")
+        taken = self._free.take_behind(behind, count) if behind != NULL_INDEX else []
+        taken += self._free.take(count - len(taken))
         for index in taken:
             self._is_free[index] = 0
         return taken
@@ -50,13 +52,20 @@ class IndexPool:
 
         Raises :class:`RuntimeError` if an index is free already or is the null entry: a bug in our code.
         """
-        for index in reversed(list(indices)):
+        start = end = NULL_INDEX
+        for index in indices:
             if index == NULL_INDEX or self._is_free[index]:
                 raise RuntimeError(f"{self._unit} {index} is freed, but nobody owns it")
             self._is_free[index] = 1
-            self._free.append(index)
+            if index != end:
+                if end > start:
+                    self._free.add(start, end)
+                start = index
+            end = index + 1
             for listener in self._listeners:
                 listener(index)
+        if end > start:
+            self._free.add(start, end)
 
     @property
     def free_map(self) -> memoryview:

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from engine.memory.index_pool import IndexPool
+from engine.memory.index_pool import NULL_INDEX, IndexPool
 from engine.memory.prefix_journal import PrefixJournal
 from wire.messages.prefixes import next_key, root_key
 
@@ -103,14 +103,14 @@ class PrefixCache:
     def num_cached_states(self) -> int:
         return self._num_idle_states
 
-    def allocate_blocks(self, num: int) -> list[int]:
-        """Return ``num`` block indices, evicting as needed.
+    def allocate_blocks(self, num: int, behind: int = NULL_INDEX) -> list[int]:
+        """Return ``num`` block indices, adjacent to block ``behind`` if possible, evicting as needed.
 
         The caller has checked :attr:`num_available_blocks`.
         """
         while self._blocks.num_free < num:
             self._evict_block()
-        return self._blocks.allocate(num)
+        return self._blocks.allocate(num, behind)
 
     def allocate_slot(self) -> int:
         while self._slots.num_free < 1:

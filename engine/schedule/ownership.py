@@ -112,7 +112,8 @@ class Ownership:
 
     def _give(self, request: Request, num_blocks: int, cached: Sequence[int] = ()) -> None:
         """Gives a row, slots, and ``num_blocks`` new blocks after the ``cached`` ones."""
-        blocks = [*cached, *self.cache.allocate_blocks(num_blocks)]
+        last = cached[-1] if cached else NULL_INDEX
+        blocks = [*cached, *self.cache.allocate_blocks(num_blocks, last)]
         request.row = self._rows.pop()
         request.memory = Memory(blocks, slots=[self.cache.allocate_slot() for _ in range(self._num_slots)])
 
@@ -122,7 +123,9 @@ class Ownership:
 
     def grow(self, request: Request, num_tokens: int) -> None:
         """Adds the blocks that the request lacks to hold ``num_tokens`` tokens. The caller has made room."""
-        request.memory.block_ids += self.cache.allocate_blocks(self.num_missing_blocks(request, num_tokens))
+        block_ids = request.memory.block_ids
+        last = block_ids[-1] if block_ids else NULL_INDEX
+        block_ids += self.cache.allocate_blocks(self.num_missing_blocks(request, num_tokens), last)
 
     def take_boundaries(self, request: Request, start: int, end: int) -> tuple[StateBoundary, ...]:
         """Takes slots for a chunk's boundary states, including the state at the chunk's end if it is kept.

@@ -5,6 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from benchmarks.handoff.ranges import TRAFFIC, measure
 from engine.memory.index_pool import NULL_INDEX, IndexPool
 
 
@@ -14,15 +15,29 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool = IndexPool(17, "block")
         self.owned: list[list[int]] = []
 
-    @rule(count=st.integers(0, 6))
-    def allocate(self, count):
+    @rule(count=st.integers(0, 6), data=st.data())
+    def allocate(self, count, data):
+        behind = data.draw(st.sampled_from([NULL_INDEX, *(index for one in self.owned for index in one)]))
         if count <= self.pool.num_free:
-            self.owned.append(self.pool.allocate(count))
+            free = [*self.pool.free_map, 0]
+            taken = self.pool.allocate(count, behind)
+            follows = behind != NULL_INDEX and free[behind + 1]
+            assert not (count and follows) or taken[0] == behind + 1
+            if not follows and any(all(free[i : i + 2 * count]) for i in range(len(free) - 2 * count)):
+                assert taken == list(range(taken[0], taken[0] + count)) if count else not taken
+            self.owned.append(taken)
 
     @precondition(lambda self: self.owned)
     @rule(data=st.data())
     def free(self, data):
         self.pool.free(self.owned.pop(data.draw(st.integers(0, len(self.owned) - 1))))
+
+    @invariant()
+    def neighbours_are_one_run(self):
+        runs = self.pool._free
+        assert not runs._end_of.keys() & runs._start_of.keys()
+        assert {end: start for start, end in runs._end_of.items()} == runs._start_of
+        assert all(self.pool.free_map[i] for start, end in runs._end_of.items() for i in range(start, end))
 
     @invariant()
     def every_index_is_free_or_owned_once(self):
@@ -55,3 +70,26 @@ def test_asking_for_more_than_is_free_raises_and_takes_nothing():
     with pytest.raises(RuntimeError, match="asked for 4 blocks; only 3 are free"):
         pool.allocate(4)
     assert pool.num_free == 3
+
+
+def test_single_indices_fill_gaps_and_long_runs_stay_whole():
+    pool = IndexPool(101, "block")
+    owned = pool.allocate(40)
+    pool.free([owned[5]])
+    pool.free([owned[20], owned[21]])
+    assert pool.allocate(1) == [owned[5]]
+    assert pool.allocate(2) == [owned[20], owned[21]]
+    assert pool.allocate(60) == list(range(41, 101))
+
+
+def test_what_follows_an_index_comes_first():
+    pool = IndexPool(101, "block")
+    (first, other) = (pool.allocate(10), pool.allocate(10))
+    pool.free(other[:2])
+    assert pool.allocate(4, behind=first[-1]) == [11, 12, 21, 22]
+    assert pool.allocate(1, behind=first[-1]) == [23]
+
+
+def test_handoffs_of_a_busy_pool_have_few_ranges():
+    figures = measure(TRAFFIC[0], num_requests=300)
+    assert figures.mean < figures.blocks / 5
