@@ -30,6 +30,7 @@ from twinfang.commands.table import COMMANDS, Command
 from twinfang.flags.flag import Flag, add_flags, resolve
 from twinfang.lifeline import watch_lifeline
 from twinfang.logs import configure_logs
+from twinfang.turn import wait_for_turn
 from wire.errors import ConfigError, TwinfangError
 
 log = logging.getLogger(__name__)
@@ -82,6 +83,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name, value in GRPC_SETTINGS.items():
             os.environ.setdefault(name, value)
         run = command.prepare(values)
+        if given.turn is not None:
+            wait_for_turn(given.turn)
     except ConfigError as error:
         return _fail(prog, error, 2)
     except ModuleNotFoundError as error:
@@ -154,5 +157,6 @@ def _parser() -> argparse.ArgumentParser:
         )
         add_flags(sub, command.groups)
         sub.add_argument("--lifeline", type=int, help=argparse.SUPPRESS)
+        sub.add_argument("--turn", type=int, help=argparse.SUPPRESS)
         sub.set_defaults(command=command, parser=sub)
     return parser

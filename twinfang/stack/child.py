@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from twinfang.stack.core_wait import CoreWait
@@ -90,15 +91,19 @@ class Child:
         process = self._process
         return None if process is None or process.returncode is not None else process.pid
 
-    async def start(self, *, lifeline_fd: int, environment: Mapping[str, str]) -> None:
+    async def start(
+        self, *, lifeline_fd: int, turn_fd: int | None = None, environment: Mapping[str, str]
+    ) -> None:
         """Starts the process in a separate process group, so that Ctrl-C reaches only the supervisor, which
         stops its children in order. The process does not get a separate session, because Linux may give each
-        session the same share of the cores (autogroup), whatever the niceness of its threads."""
+        session the same share of the cores (autogroup), whatever the niceness of its threads. With
+        ``turn_fd`` it waits for its turn (:mod:`twinfang.turn`)."""
         self.is_ready = False
+        pipes = {"--lifeline": lifeline_fd} | ({} if turn_fd is None else {"--turn": turn_fd})
         self._process = await asyncio.create_subprocess_exec(
-            *(*PROGRAM, *self.spec.arguments, "--lifeline", str(lifeline_fd)),
+            *(*PROGRAM, *self.spec.arguments, *chain(*((flag, str(fd)) for flag, fd in pipes.items()))),
             stdin=asyncio.subprocess.DEVNULL,
-            pass_fds=(lifeline_fd,),
+            pass_fds=tuple(pipes.values()),
             process_group=0,
             env=dict(environment),
         )
@@ -111,17 +116,21 @@ class Child:
         self.is_ready = False
         return code
 
+    async def wait_while(self, condition: Awaitable[Any], timeout_s: float | None = None) -> bool:
+        """Waits for a condition as long as the process lives. Returns whether it came true in time."""
+        exited = asyncio.ensure_future(self.wait())
+        true = asyncio.ensure_future(condition)
+        try:
+            await asyncio.wait({exited, true}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            return true.done() and not exited.done()
+        finally:
+            for task in (exited, true):
+                task.cancel()
+            await asyncio.gather(exited, true, return_exceptions=True)
+
     async def wait_until_ready(self, timeout_s: float) -> bool:
         """Waits until the child is ready. Returns False if it ended or was not ready in time."""
-        exited = asyncio.ensure_future(self.wait())
-        ready = asyncio.ensure_future(self.spec.until_ready())
-        try:
-            await asyncio.wait({exited, ready}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-            self.is_ready = ready.done() and not exited.done()
-        finally:
-            for task in (exited, ready):
-                task.cancel()
-            await asyncio.gather(exited, ready, return_exceptions=True)
+        self.is_ready = await self.wait_while(self.spec.until_ready(), timeout_s)
         if self.is_ready:
             self.first_ready.set()
         return self.is_ready

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from twinfang.stack.child import Child, ChildSpec, describe_exit
 from twinfang.stack.restart_policy import RestartLimits, RestartPolicy
+from twinfang.turn import Turn
 from wire.errors import TwinfangError
 
 log = logging.getLogger(__name__)
@@ -32,8 +33,8 @@ class ChildFailedError(TwinfangError):
 
 
 class Supervisor:
-    """Runs groups of children. Each group starts when the previous group is ready, and stops before the
-    previous group stops.
+    """Runs groups of children. Each group is prepared at once, starts when the previous group is ready, and
+    stops before the previous group stops.
 
     ``on_change`` is called whenever a child has become ready or has died.
     """
@@ -80,7 +81,7 @@ class Supervisor:
         both cases no child is left."""
         keepers = [
             asyncio.create_task(self._keep(companions, after=earlier), name=companions[0].name)
-            for earlier, group in zip([None, *self.groups], self.groups, strict=False)
+            for earlier, group in zip([[], *self.groups], self.groups, strict=False)
             for companions in _by_fate(group)
         ]
         stop = asyncio.create_task(self._stop_requested.wait())
@@ -96,14 +97,13 @@ class Supervisor:
             os.close(self._lifeline_fd)
             os.close(self._lifeline_end)
 
-    async def _keep(self, companions: list[Child], after: list[Child] | None) -> None:
-        """Waits until ``after`` is ready, then starts the children of one fate, again and again as long as
-        their limit allows."""
+    async def _keep(self, companions: list[Child], after: list[Child]) -> None:
+        """Starts the children of one fate, again and again as long as their limit allows. They wait for their
+        turn until ``after`` is ready."""
         policy = RestartPolicy(self._limits)
-        if after is not None:
-            await asyncio.gather(*(earlier.first_ready.wait() for earlier in after))
         while True:
-            child, code = await self._live(companions)
+            with Turn() as turn:
+                child, code = await self._live(companions, turn, after)
             if code in REFUSED_EXIT_CODES and not child.first_ready.is_set():
                 raise ChildFailedError(f"{child.name} could not start ({describe_exit(code)}); see its error")
             delay_s = policy.delay_s(asyncio.get_running_loop().time())
@@ -123,12 +123,17 @@ class Supervisor:
             )
             await asyncio.sleep(delay_s)
 
-    async def _live(self, companions: list[Child]) -> tuple[Child, int]:
-        """Starts all companions and waits until all have ended. Returns the companion that died first, and
-        its exit code."""
+    async def _live(self, companions: list[Child], turn: Turn, after: list[Child]) -> tuple[Child, int]:
+        """Starts all companions, opens their turn when ``after`` is ready, and waits until all have ended.
+        Returns the companion that died first, and its exit code."""
+        waits_for = [earlier for earlier in after if not earlier.first_ready.is_set()]
         for child in companions:
-            await child.start(lifeline_fd=self._lifeline_fd, environment=self._environment)
-        lives = {asyncio.create_task(self._watch(child)): child for child in companions}
+            await child.start(
+                lifeline_fd=self._lifeline_fd,
+                turn_fd=turn.fd if waits_for else None,
+                environment=self._environment,
+            )
+        lives = {asyncio.create_task(self._watch(child, turn, waits_for)): child for child in companions}
         try:
             ended, others = await asyncio.wait(lives, return_when=asyncio.FIRST_COMPLETED)
             first = min(ended, key=lambda life: life.result()[1])
@@ -144,8 +149,11 @@ class Supervisor:
             self._on_change(child)
         return lives[first], first.result()[0]
 
-    async def _watch(self, child: Child) -> tuple[int, float]:
-        """Waits for the child's end. Returns its exit code, and when it ended."""
+    async def _watch(self, child: Child, turn: Turn, waits_for: list[Child]) -> tuple[int, float]:
+        """Waits for the child's turn and its end. Returns its exit code, and when it ended."""
+        if waits_for:
+            await child.wait_while(asyncio.gather(*(earlier.first_ready.wait() for earlier in waits_for)))
+            turn.open()
         if await child.wait_until_ready(self._start_timeout_s):
             self._on_change(child)
         elif child.pid is not None:

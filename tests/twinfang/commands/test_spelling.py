@@ -25,7 +25,7 @@ ABOVE = [
     for path in (ROOT / room).rglob("*.py")
 ]
 NAMES = {flag.name for command in COMMANDS for group in command.groups for flag in group.flags}
-OTHER_FLAGS = {"--help", "--version", "--lifeline", "--pid"}
+OTHER_FLAGS = {"--help", "--version", "--lifeline", "--turn", "--pid"}
 """Flags of every command, a flag that only child processes get, and a flag of docker."""
 GIB = 1 << 30
 

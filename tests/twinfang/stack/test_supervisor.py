@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from testing.conditions import until
 from twinfang.stack.child import Child, ChildSpec
 from twinfang.stack.core_wait import CoreWait
 from twinfang.stack.ports import free_ports
@@ -116,6 +117,34 @@ async def test_groups_start_in_order_and_stop_in_reverse():
     await asyncio.wait_for(stack.run(), TIMEOUT_S)
     assert set(events[:2]) == {"a", "b"}
     assert events[2] == "c"
+
+
+async def test_a_group_is_prepared_at_once_and_waits_for_its_turn():
+    first_may_be_ready = asyncio.Event()
+    first = spec("first", *IDLE_ROUTER, until_ready=first_may_be_ready.wait)
+    second = listening_router()
+    two = supervisor([first], [second])
+    running = asyncio.create_task(two.run())
+    _, waiting = two.children
+    await until(lambda: waiting.pid is not None and _reads_its_turn(waiting.pid))
+    assert not waiting.is_ready
+    first_may_be_ready.set()
+    await asyncio.wait_for(waiting.first_ready.wait(), TIMEOUT_S)
+    two.request_stop()
+    await running
+
+
+def _reads_its_turn(pid: int) -> bool:
+    """Whether the process's main thread waits at the pipe, with all modules imported."""
+    call = Path(f"/proc/{pid}/syscall").read_text().split()  # number and arguments; or "running"
+    arguments = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    return len(call) > 2 and call[1:2] == [hex(int(arguments[arguments.index("--turn") + 1]))]
+
+
+async def test_one_that_dies_before_its_turn_stops_the_stack():
+    wrong = spec("wrong", "router", "--no-such-flag")
+    with pytest.raises(ChildFailedError, match=r"wrong could not start \(exit code 2\)"):
+        await supervisor([spec("first", *IDLE_ROUTER)], [wrong]).run()
 
 
 async def test_a_second_request_to_stop_kills_what_does_not_stop():

@@ -126,7 +126,7 @@ def test_a_signal_stops_everything_with_exit_code_0(signum: signal.Signals):
 def test_a_signal_while_it_starts_stops_everything(tmp_path: Path):
     stack = start_stack(tmp_path, "up", *SMALL)
     children = psutil.Process(stack.supervisor.pid)
-    stack.wait_until(lambda: len(children.children()) == 2, "two servers are being started")
+    stack.wait_until(lambda: len(children.children()) == 3, "servers and router are being started")
     pids = [child.pid for child in children.children()]
     stack.supervisor.send_signal(signal.SIGTERM)
     assert stack.supervisor.wait(TIMEOUT_S) == 0
