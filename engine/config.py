@@ -65,6 +65,8 @@ class EngineConfig:
     """Maximum number of requests that are admitted at the same time."""
     max_batch_tokens: int = 2048
     """Maximum number of tokens that a step computes, drafts included; longer prompts run in chunks."""
+    long_prefill_threshold: int | None = None
+    """A prompt of which more tokens are missing lets shorter ones pass; None takes ``max_batch_tokens``."""
     block_size: int = 16
     """Number of tokens that a KV block holds."""
     kv_cache_dtype: KvCacheDtype = "auto"
@@ -122,7 +124,7 @@ class EngineConfig:
             )
         for setting in (
             *("max_num_seqs", "max_batch_tokens", "block_size", "max_model_len", "cache_memory_bytes"),
-            *("state_block_size", "num_threads", "tensor_parallel", "ngram_min"),
+            *("state_block_size", "num_threads", "tensor_parallel", "ngram_min", "long_prefill_threshold"),
         ):
             if (value := getattr(self, setting)) is not None and value < 1:
                 raise ConfigError(f"`{setting}` must be at least 1, got {value}")

@@ -119,4 +119,5 @@ def _make_scheduler(
         num_positions=config.num_positions,
         fingerprint=fingerprint,
         cuts=cuts,
+        long_prefill_threshold=config.long_prefill_threshold,
     )

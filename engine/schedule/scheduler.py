@@ -21,13 +21,14 @@ from itertools import chain, islice
 
 from engine.memory.cache_formats import ExactCuts
 from engine.request import Request
-from engine.row_kinds import PlannedRow, is_decode_row
+from engine.row_kinds import PlannedRow
 from engine.schedule.cache_modes import CacheMode
 from engine.schedule.capacity import CapacityPlan
 from engine.schedule.decode_rows import DecodeRows
 from engine.schedule.fair_share import PAUSE_STEPS, FairShares, have_several_clients
 from engine.schedule.forks import Forks
 from engine.schedule.ownership import Ownership
+from engine.schedule.prompt_chunks import PromptChunks
 from engine.schedule.step_plan import Fork, StepPlan, Swap
 from wire.errors import ContextLengthError, InvalidRequestError
 
@@ -57,7 +58,9 @@ class Scheduler:
         num_positions: int = 1,
         fingerprint: str = "",
         cuts: ExactCuts | None = None,
+        long_prefill_threshold: int | None = None,
     ) -> None:
+        """``long_prefill_threshold`` is ``max_batch_tokens`` unless given."""
         self.capacity = plan
         self._cuts = cuts
         self._num_positions = num_positions
@@ -68,6 +71,12 @@ class Scheduler:
             plan, mode, max_num_seqs=max_num_seqs, num_positions=num_positions, fingerprint=fingerprint
         )
         self._decode = DecodeRows(self.owned, plan, mode, num_positions)
+        self._chunks = PromptChunks(
+            *(self.owned, mode, self._decode),
+            cuts=cuts,
+            num_positions=num_positions,
+            long_threshold=long_prefill_threshold or max_batch_tokens,
+        )
         self.waiting: OrderedDict[str, Request] = OrderedDict()
         self.transferring: dict[str, Request] = {}
         self.running: OrderedDict[str, Request] = OrderedDict()
@@ -233,7 +242,7 @@ class Scheduler:
             if request.request_id in self.running and self._decode.is_next(request):
                 decode_rows.append(self._decode.plan_admitted(request))
         budget = self._max_batch_tokens - len(decode_rows) * self._num_positions
-        prefill_rows = self._plan_chunks(budget, decode_rows)
+        prefill_rows = self._chunks.plan(self.running.values(), budget, decode_rows)
         left_rows += self._left_rows  # rows of the prefilled requests
         self._left_rows = []
         return StepPlan(
@@ -414,37 +423,3 @@ class Scheduler:
             return 0
         each = self.capacity.blocks_for(2 * self._num_positions - 1)
         return each * (len(self.running) + len(self.transferring))
-
-    def _plan_chunks(self, budget: int, decode_rows: list[PlannedRow]) -> list[PlannedRow]:
-        """Plans chunks of prompts within the rest of the budget, oldest request first.
-
-        A chunk of one token may be a decode row; it is appended to ``decode_rows``.
-        """
-        planned = {row.request.request_id for row in decode_rows}
-        prefill_rows: list[PlannedRow] = []
-        for request in self.running.values():
-            start = request.num_planned
-            if request.request_id in planned or start >= request.plannable:
-                continue
-            if budget <= 0:
-                break
-            end = min(request.plannable, start + budget)
-            if self._cuts is not None:
-                end = self._cuts.chunk_end(request.num_given, start, end)
-                if end == start:
-                    break
-            end = self._mode.chunk_end(request, start, end)
-            if end == request.target and request.awaits_masks:
-                continue
-            if is_decode_row(num_new=end - start, num_before=start, chunks_until=request.chunks_until):
-                if budget < self._num_positions:
-                    break
-                decode_rows.append(self._decode.plan_as_is(request, start))
-                budget -= self._num_positions
-            else:
-                boundaries = self.owned.take_boundaries(request, start, end)
-                prefill_rows.append(PlannedRow(request, start, end - start, boundaries))
-                if prefill_rows[-1].samples:
-                    self._decode.grow_if_room(request, end)
-                budget -= end - start
-        return prefill_rows

@@ -11,7 +11,9 @@ def capacity(num_blocks=33, num_slots=5, block_size=4, max_model_len=64, k=0):
     return CapacityPlan(num_blocks, num_slots, block_size, 1, 1, max_model_len, k)
 
 
-def make_scheduler(max_num_seqs=4, max_batch_tokens=8, mode="none", state_block=8, k=0, **sizes):
+def make_scheduler(
+    max_num_seqs=4, max_batch_tokens=8, mode="none", state_block=8, k=0, long_prefill_threshold=None, **sizes
+):
     plan = capacity(k=k, **sizes)
     return Scheduler(
         plan,
@@ -19,6 +21,7 @@ def make_scheduler(max_num_seqs=4, max_batch_tokens=8, mode="none", state_block=
         max_num_seqs=max_num_seqs,
         max_batch_tokens=max_batch_tokens,
         num_positions=1 + k,
+        long_prefill_threshold=long_prefill_threshold,
     )
 
 

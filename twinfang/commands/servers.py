@@ -259,6 +259,7 @@ def _engine_config(
         max_model_len=values.max_model_len,
         max_num_seqs=values.max_num_seqs,
         max_batch_tokens=values.max_batch_tokens,
+        long_prefill_threshold=values.long_prefill_threshold,
         block_size=values.block_size,
         kv_cache_dtype=values.kv_cache_dtype,
         mamba_ssm_cache_dtype=values.mamba_ssm_cache_dtype,

@@ -77,6 +77,11 @@ MAX_BATCH_TOKENS = Flag(
     "most tokens of one step, drafts included; longer prompts run in chunks",
     default=2048,
 )
+LONG_PREFILL_THRESHOLD = Flag(
+    *("--long-prefill-threshold", "TOKENS", _at_least_one),
+    "a prompt of which more tokens are missing leaves up to half of a step to shorter prompts behind it",
+    default_text="--max-batch-tokens",
+)
 BLOCK_SIZE = Flag(
     *("--block-size", "TOKENS", _at_least_one, "tokens per KV block; the same on all servers"), default=16
 )
@@ -391,6 +396,7 @@ CAPACITY = (
     rank_flags.TENSOR_PARALLEL,
     MAX_NUM_SEQS,
     MAX_BATCH_TOKENS,
+    LONG_PREFILL_THRESHOLD,
     BLOCK_SIZE,
     CACHE_MEMORY,
     KV_CACHE_DTYPE,
