@@ -8,8 +8,8 @@ import math
 import numpy as np
 
 from kernels.cpu.jit import cpu_jit
-from kernels.ssm.causal_conv1d_cpu import _convolve_token, _transpose
-from kernels.ssm.selective_state_update_cpu import _advance, softplus
+from kernels.cpu.vector import aligned, lanes
+from kernels.ssm.selective_state_update_cpu import _advance, _finish, softplus
 
 _TILE_ROWS = 16  # of a head's state: 8 KB at N = 128, so that it stays in the first-level cache
 _TILE = np.int64(_TILE_ROWS)
@@ -18,11 +18,23 @@ _NO_KEY = np.uint32(0)
 
 
 @cpu_jit
+def _convolve_token(x, first, token_stride, past, taps, bias, t, out):
+    num_past, num_channels = past.shape
+    out[:] = bias
+    for k in range(num_past + 1):
+        j, tap = t - num_past + k, taps[k]
+        o = first + j * token_stride
+        source = past[num_past + j] if j < 0 else x[o : o + num_channels]
+        for c in range(num_channels):
+            out[c] += tap[c] * source[c]
+
+
+@cpu_jit
 def replay_conv(x, weight, bias, raw, slots, accepted, side, y):
     num_rows, num_positions, num_channels = y.shape
     num_taps = weight.shape[0] // num_channels
     num_past = num_taps - 1
-    taps = _transpose(weight, num_taps, 0, num_channels, num_taps)
+    taps = np.ascontiguousarray(weight.reshape(num_channels, num_taps).T)
     past = np.empty((num_past, num_channels), np.float32)
     for r in range(num_rows):
         old, new = raw[slots[r], 1 - side], raw[slots[r], side]
@@ -63,8 +75,21 @@ def _copy(source, source_offset, target, target_offset, length):
 
 
 @cpu_jit
+def _advance_tile(tile, width, decay, step, D, B, C, x, y, sums, tails):
+    """Advances a tile of a state in place by one position."""
+    w = lanes()
+    for p in range(0, _TILE, w):
+        o = p * width
+        _advance(
+            tile, o, width, tile, o, width, tile, o, width, decay, step, x, p, B, 0, C, 0, sums, tails, w,
+            width, False, _NO_KEY, o,
+        )  # fmt: skip
+        _finish(sums, tails, w, D, x, p, y, p)
+
+
+@cpu_jit
 def _absorb(state, offset, width, decay, step, B, x):
-    """:func:`_advance` without its output."""
+    """:func:`_advance_tile` without its output."""
     for p in range(0, x.shape[0], 4):
         o = offset + p * width
         h0, h1 = state[o : o + width], state[o + width : o + 2 * width]
@@ -83,7 +108,9 @@ def slots_tiled(x, dt, A, B, C, D, dt_bias, state, read_slots, write_slots, y):
     heads_per_group, width = num_heads // B.shape[2], B.shape[3]
     head_size = head_dim * width
     scales = np.empty((num_positions, 2), np.float32)
-    scratch = np.empty(_TILE * width, np.float32)
+    scratch = aligned(_TILE * width)
+    sums, tails = aligned(lanes() * lanes()), aligned(lanes())
+    tails[:] = np.float32(0)
     for item in range(num_rows * num_heads):
         r, h = item // num_heads, item % num_heads
         g = h // heads_per_group
@@ -93,10 +120,10 @@ def slots_tiled(x, dt, A, B, C, D, dt_bias, state, read_slots, write_slots, y):
             _copy(state, o, scratch, 0, _TILE * width)
             for i in range(num_positions):
                 x_i, y_i = x[r, i, h, p : p + _TILE], y[r, i, h, p : p + _TILE]
-                _advance(
-                    scratch, 0, width, scratch, 0, width, scales[i, 0], scales[i, 1], D[h],
-                    B[r, i, g], 0, C[r, i, g], 0, x_i, 0, y_i, 0, _TILE, width, False, _NO_KEY,
-                )  # fmt: skip
+                decay, step = scales[i, 0], scales[i, 1]
+                _advance_tile(
+                    scratch, width, decay, step, D[h], B[r, i, g], C[r, i, g], x_i, y_i, sums, tails
+                )
                 o = (write_slots[r, i] * num_heads + h) * head_size + p * width
                 _copy(scratch, 0, state, o, _TILE * width)
 
@@ -106,7 +133,9 @@ def replay(x, dt, A, B, C, D, dt_bias, state, slots, x_in, B_in, scales_in, acce
     num_rows, num_positions, num_heads, head_dim = x.shape
     heads_per_group, width = num_heads // B.shape[2], B.shape[3]
     scales = np.empty((num_positions, 2), np.float32)
-    scratch = np.empty(_TILE * width, np.float32)
+    scratch = aligned(_TILE * width)
+    sums, tails = aligned(lanes() * lanes()), aligned(lanes())
+    tails[:] = np.float32(0)
     for item in range(num_rows * num_heads):
         r, h = item // num_heads, item % num_heads
         g, slot = h // heads_per_group, slots[r]
@@ -123,10 +152,10 @@ def replay(x, dt, A, B, C, D, dt_bias, state, slots, x_in, B_in, scales_in, acce
             _copy(state, o, scratch, 0, _TILE * width)
             for i in range(num_positions):
                 x_i, y_i = x[r, i, h, p : p + _TILE], y[r, i, h, p : p + _TILE]
-                _advance(
-                    scratch, 0, width, scratch, 0, width, scales[i, 0], scales[i, 1], D[h],
-                    B[r, i, g], 0, C[r, i, g], 0, x_i, 0, y_i, 0, _TILE, width, False, _NO_KEY,
-                )  # fmt: skip
+                decay, step = scales[i, 0], scales[i, 1]
+                _advance_tile(
+                    scratch, width, decay, step, D[h], B[r, i, g], C[r, i, g], x_i, y_i, sums, tails
+                )
 
 
 @cpu_jit

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from kernels.cpu.jit import as_array, as_flat_array, cpu_jit
-from kernels.cpu.vector import lanes, load, load_number, multiply, splat, store, store_number
+from kernels.cpu.vector import lanes, load, load_number, multiply, prefetch, splat, store, store_number
 from kernels.formats.float8 import narrow, to_e4m3, writable
 from kernels.gpu.triton_jit import tl, triton, triton_jit
 
@@ -121,6 +121,10 @@ def _launch(
     )
 
 
+_TOKENS_AHEAD = 4
+"""Places are scattered, so each is fetched this many tokens before it is written."""
+
+
 @cpu_jit
 def _store_head(source, s, factor, target, t, head_dim):
     """Compute ``target[t:] = factor * source[s:]`` for head_dim elements."""
@@ -137,19 +141,24 @@ def _store_kv_cpu(
 ):
     kv_heads, block_size, head_dim = shape
     for i in range(begin, end):
+        ahead = slot_mapping[min(i + _TOKENS_AHEAD, end - 1)]
+        place = ahead // block_size * cache_strides[0] + ahead % block_size * cache_strides[2]
+        for _ in range(kv_heads):
+            for d in range(0, head_dim, lanes()):
+                prefetch(k_cache, place + d)
+                prefetch(v_cache, place + d)
+            place += cache_strides[1]
         slot = slot_mapping[i]
         if slot < block_size:
             continue
-        for head in range(kv_heads):
-            target = (
-                slot // block_size * cache_strides[0]
-                + head * cache_strides[1]
-                + slot % block_size * cache_strides[2]
-            )
-            k_source = i * k_strides[0] + head * k_strides[1]
-            v_source = i * v_strides[0] + head * v_strides[1]
+        target = slot // block_size * cache_strides[0] + slot % block_size * cache_strides[2]
+        k_source, v_source = i * k_strides[0], i * v_strides[0]
+        for _ in range(kv_heads):
             _store_head(k, k_source, factors[0], k_cache, target, head_dim)
             _store_head(v, v_source, factors[1], v_cache, target, head_dim)
+            target += cache_strides[1]
+            k_source += k_strides[1]
+            v_source += v_strides[1]
 
 
 CPU_CACHE_DTYPES = (torch.float32, torch.float8_e4m3fn)

@@ -351,6 +351,7 @@ def paged_attention_decode(
     operands = (q, k_cache, v_cache, block_table, seq_lens)
     if q.is_cuda and q.dtype != torch.float64:
         return _launch(*operands, scale, max_seq_len, k_scale, v_scale, batch_invariant=batch_invariant)
-    if not q.is_cuda and {q.dtype, k_cache.dtype} <= CPU_DTYPES:
-        return paged_attention_decode_cpu(q.float(), *operands[1:], scale * k_scale, v_scale).to(q.dtype)
+    if not q.is_cuda and q.dtype in CPU_DTYPES and k_cache.dtype in CPU_DTYPES:
+        out = paged_attention_decode_cpu(q.float(), *operands[1:], scale * k_scale, v_scale)
+        return out if q.dtype == torch.float32 else out.to(q.dtype)
     return paged_attention_decode_reference(*operands, scale=scale, k_scale=k_scale, v_scale=v_scale)

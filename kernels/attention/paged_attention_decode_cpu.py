@@ -3,15 +3,19 @@
 The unit of work is a row's positions for one KV head, with all query heads that share this head. A thread
 goes through the row's blocks in place, 64 tokens at a time, with an online softmax:
 
-    scores  s = q . k, four tokens at a time in vector registers
+    scores  s = q . k, one vector of tokens (a group) at a time: each lane sums its token's dims
     softmax m' = max(m, max s), p = exp(s - m'), l' = l exp(m - m') + sum p
-    values  acc' = acc exp(m - m') + p V, four vectors of acc in registers        out = acc / l at the end
+    values  acc' = acc exp(m - m') + p V, two queries by two vectors of acc in registers    out = acc / l
 
-Data of an e4m3 cache is first widened to float32: 64 tokens at a time, once for all queries that see any of
-them. For other caches nothing is gathered, copied or masked. A query's loop ends at its own length, so
-nothing after that length (stale block ids, NaN) is ever read. Only the compiled code reads lengths, so that a
-call can be recorded (:mod:`kernels.cpu.graph`). The order of a sum depends only on the tokens' places in
-their row.
+A group's keys and values stay in the first-level cache until all queries have used them. Rows leave the
+caches between two steps, and blocks are scattered: the core's own prefetchers help only inside a block. So
+each step prefetches the next one's groups, in small shares between its products.
+
+Groups that are not adjacent vectors of float32 (e4m3 caches, small blocks, odd head dims) are first copied,
+64 tokens at a time, as float32 rows of whole vectors. A token's score may be computed although a query does
+not see it, and is then dropped; its value is never used, so nothing after a query's length (stale block ids,
+NaN) counts. Only the compiled code reads lengths, so that a call can be recorded (:mod:`kernels.cpu.graph`).
+The order of a sum depends only on the tokens' places in their row.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from kernels.cpu.vector import (
     add,
     aligned,
     broadcast,
+    dot_rows,
     exponential,
     lanes,
     largest_of,
@@ -32,6 +37,7 @@ from kernels.cpu.vector import (
     maximum,
     multiply,
     multiply_add,
+    prefetch,
     splat,
     store,
     subtract,
@@ -47,166 +53,193 @@ _ZERO, _ONE, _NEGATIVE_INFINITY = np.float32(0), np.float32(1), np.float32(-np.i
 
 
 @cpu_jit
-def _score(query, q, keys, k, head_dim, num_tokens, scores, s):
-    """Compute ``scores[s + t] = query[q:] . keys[k + t * head_dim:]`` for ``num_tokens`` adjacent tokens."""
-    w = lanes()
-    whole = head_dim - head_dim % w
-    t = 0
-    while t + 4 <= num_tokens:
-        k0 = k + t * head_dim
-        k1, k2, k3 = k0 + head_dim, k0 + 2 * head_dim, k0 + 3 * head_dim
-        s0, s1, s2, s3 = splat(_ZERO), splat(_ZERO), splat(_ZERO), splat(_ZERO)
-        for d in range(0, whole, w):
-            x = load(query, q + d)
-            s0, s1 = multiply_add(x, load(keys, k0 + d), s0), multiply_add(x, load(keys, k1 + d), s1)
-            s2, s3 = multiply_add(x, load(keys, k2 + d), s2), multiply_add(x, load(keys, k3 + d), s3)
-        a0, a1, a2, a3 = sum_of(s0), sum_of(s1), sum_of(s2), sum_of(s3)
-        for d in range(whole, head_dim):
-            x_d = query[q + d]
-            a0, a1 = a0 + x_d * load_number(keys, k0 + d), a1 + x_d * load_number(keys, k1 + d)
-            a2, a3 = a2 + x_d * load_number(keys, k2 + d), a3 + x_d * load_number(keys, k3 + d)
-        scores[s + t], scores[s + t + 1], scores[s + t + 2], scores[s + t + 3] = a0, a1, a2, a3
-        t += 4
-    while t < num_tokens:
-        k0 = k + t * head_dim
-        s0 = splat(_ZERO)
-        for d in range(0, whole, w):
-            s0 = multiply_add(load(query, q + d), load(keys, k0 + d), s0)
-        a0 = sum_of(s0)
-        for d in range(whole, head_dim):
-            a0 += query[q + d] * load_number(keys, k0 + d)
-        scores[s + t] = a0
-        t += 1
+def _prefetch_share(cache, place, size, i, shares):
+    """Prefetch share i of a group's ``size`` elements."""
+    for d in range(size * i // shares // lanes() * lanes(), size * (i + 1) // shares, lanes()):
+        prefetch(cache, place + d)
 
 
 @cpu_jit
-def _weigh(scores, live, highest, total, i, acc, a, head_dim):
-    """Turn ``live`` scores into weights relative to the new maximum; rescale query i's earlier sums."""
+def _score(queries, width, num_queries, keys, places, stride, count, scores, ahead, num_ahead):
+    """Compute ``scores[i * 64 + t] = query i . key t`` for ``count`` tokens, rounded up to whole groups."""
     w = lanes()
-    reach = -(-live // w) * w
-    scores[live:reach] = _NEGATIVE_INFINITY
-    largest = load(scores, 0)
-    for t in range(w, reach, w):
-        largest = maximum(load(scores, t), largest)
-    old_highest = highest[i]
-    new_highest = max(old_highest, largest_of(largest))
-    rescale = exponential(subtract(splat(old_highest), splat(new_highest)))
-    shift, added = splat(new_highest), splat(_ZERO)
-    for t in range(0, reach, w):
-        weight = exponential(subtract(load(scores, t), shift))
-        store(scores, t, weight)
-        added = add(added, weight)
-    highest[i] = new_highest
-    for d in range(0, head_dim, w):
-        store(acc, a + d, multiply(load(acc, a + d), rescale))
-    store(total, i * w, add(multiply(load(total, i * w), rescale), added))
+    for t in range(0, count, w):
+        g = t // w
+        for i in range(num_queries):
+            if g < num_ahead:
+                _prefetch_share(keys, ahead[g], w * stride, i, num_queries)
+            row = dot_rows(queries, i * width, keys, places[g], stride, width)
+            store(scores, i * _STEP_TOKENS + t, row)
 
 
 @cpu_jit
-def _add_values(weights, first, values, v, head_dim, num_tokens, acc, a):
-    """Add ``sum over t of weights[first + t] values[v + t * head_dim:]`` to ``acc[a:]``, token by token."""
+def _weigh(scores, lives, first, count, highest, total, acc, width):
+    """Turn scores into weights, 0 for tokens that a query does not see; rescale its earlier sums."""
     w = lanes()
-    whole = head_dim - head_dim % w
-    d = 0
-    while d + 4 * w <= whole:
-        o = a + d
-        a0, a1, a2, a3 = load(acc, o), load(acc, o + w), load(acc, o + 2 * w), load(acc, o + 3 * w)
-        for t in range(num_tokens):
-            x, u = broadcast(weights, first + t), v + t * head_dim + d
-            a0, a1 = multiply_add(x, load(values, u), a0), multiply_add(x, load(values, u + w), a1)
-            u += 2 * w
-            a2, a3 = multiply_add(x, load(values, u), a2), multiply_add(x, load(values, u + w), a3)
-        store(acc, o, a0)
-        store(acc, o + w, a1)
-        store(acc, o + 2 * w, a2)
-        store(acc, o + 3 * w, a3)
-        d += 4 * w
-    while d < whole:
-        a0 = load(acc, a + d)
-        for t in range(num_tokens):
-            a0 = multiply_add(broadcast(weights, first + t), load(values, v + t * head_dim + d), a0)
-        store(acc, a + d, a0)
-        d += w
-    while d < head_dim:
-        total = acc[a + d]
-        for t in range(num_tokens):
-            total += weights[first + t] * load_number(values, v + t * head_dim + d)
-        acc[a + d] = total
-        d += 1
+    for i in range(lives.shape[0]):
+        row, a, live = i * _STEP_TOKENS, i * width, min(count, lives[i] - first)
+        if live <= 0:
+            continue
+        end = row + (count + w - 1) // w * w
+        for t in range(row + live, end):
+            scores[t] = _NEGATIVE_INFINITY
+        largest = load(scores, row)
+        for t in range(row + w, end, w):
+            largest = maximum(load(scores, t), largest)
+        old_highest, added = highest[i], load(total, i * w)
+        new_highest = max(old_highest, largest_of(largest))
+        if new_highest != old_highest:
+            highest[i] = new_highest
+            rescale = exponential(subtract(splat(old_highest), splat(new_highest)))
+            added = multiply(added, rescale)
+            for d in range(a, a + width, w):
+                store(acc, d, multiply(load(acc, d), rescale))
+        shift = splat(new_highest)
+        for t in range(row, end, w):
+            weight = exponential(subtract(load(scores, t), shift))
+            store(scores, t, weight)
+            added = add(added, weight)
+        store(total, i * w, added)
+
+
+@cpu_jit
+def _add_pair(weights, p0, p1, n0, n1, values, v, stride, acc, a, width):
+    """Add a group's values to the sums of two queries, ``acc[a:]`` and ``acc[a + width:]``.
+
+    The queries see n0 and n1 >= n0 tokens. Even tokens are added in one chain, odd tokens in another.
+    """
+    w = lanes()
+    for d in range(0, width, 2 * w):
+        o0, o1 = a + d, a + width + d
+        a00, a01, a10, a11 = load(acc, o0), load(acc, o0 + w), load(acc, o1), load(acc, o1 + w)
+        b00, b01, b10, b11 = splat(_ZERO), splat(_ZERO), splat(_ZERO), splat(_ZERO)
+        t, u = 0, v + d
+        while t + 2 <= n0:
+            v0, v1 = load(values, u), load(values, u + w)
+            x0, x1 = broadcast(weights, p0 + t), broadcast(weights, p1 + t)
+            a00, a01 = multiply_add(x0, v0, a00), multiply_add(x0, v1, a01)
+            a10, a11 = multiply_add(x1, v0, a10), multiply_add(x1, v1, a11)
+            u += stride
+            v0, v1 = load(values, u), load(values, u + w)
+            x0, x1 = broadcast(weights, p0 + t + 1), broadcast(weights, p1 + t + 1)
+            b00, b01 = multiply_add(x0, v0, b00), multiply_add(x0, v1, b01)
+            b10, b11 = multiply_add(x1, v0, b10), multiply_add(x1, v1, b11)
+            u += stride
+            t += 2
+        while t < n1:
+            v0, v1 = load(values, u), load(values, u + w)
+            x0, x1 = broadcast(weights, p0 + t), broadcast(weights, p1 + t)
+            if t < n0:  # the last of an odd number
+                a00, a01 = multiply_add(x0, v0, a00), multiply_add(x0, v1, a01)
+            if t % 2 == 0:
+                a10, a11 = multiply_add(x1, v0, a10), multiply_add(x1, v1, a11)
+            else:
+                b10, b11 = multiply_add(x1, v0, b10), multiply_add(x1, v1, b11)
+            u += stride
+            t += 1
+        store(acc, o0, add(a00, b00))
+        store(acc, o0 + w, add(a01, b01))
+        store(acc, o1, add(a10, b10))
+        store(acc, o1 + w, add(a11, b11))
+
+
+@cpu_jit
+def _add_values(weights, lives, first, count, values, places, stride, acc, width, ahead, num_ahead):
+    """Add the values of ``count`` tokens from ``first`` on to the sums of all queries, two at a time."""
+    w, num_queries = lanes(), lives.shape[0]
+    for t in range(0, count, w):
+        g, left = t // w, min(w, count - t)
+        for i in range(0, num_queries, 2):
+            if g < num_ahead:
+                _prefetch_share(values, ahead[g], w * stride, i // 2, (num_queries + 1) // 2)
+            n0 = max(0, min(left, lives[i] - first - t))
+            n1 = n0 if i + 1 == num_queries else max(0, min(left, lives[i + 1] - first - t))
+            p = i * _STEP_TOKENS + t
+            _add_pair(weights, p, p + _STEP_TOKENS, n0, n1, values, places[g], stride, acc, i * width, width)
+
+
+@cpu_jit
+def _scale(source, s, factor, target, t, count):
+    """Compute ``target[t:] = factor * source[s:]`` for ``count`` elements."""
+    whole = count - count % lanes()
+    for d in range(0, whole, lanes()):
+        store(target, t + d, multiply(load(source, s + d), splat(factor)))
+    for d in range(whole, count):
+        target[t + d] = source[s + d] * factor
+
+
+@cpu_jit
+def _copy_token(cache, source, head_dim, target, t):
+    """Copy a token as float32."""
+    whole = head_dim - head_dim % lanes()
+    for d in range(0, whole, lanes()):
+        store(target, t + d, load(cache, source + d))
+    for d in range(whole, head_dim):
+        target[t + d] = load_number(cache, source + d)
+
+
+@cpu_jit
+def _place(cache_strides, block_size, head_dim, kv_head, block_ids, token):
+    """Return the index in the caches of a token's first element."""
+    block = block_ids[token // block_size]
+    return block * cache_strides[0] + kv_head * cache_strides[1] + token % block_size * head_dim
+
+
+@cpu_jit
+def _find_groups(cache_strides, block_size, head_dim, kv_head, block_ids, first, seen, places):
+    """Find the groups of the step from token ``first`` on; return how many there are."""
+    w, g = lanes(), 0
+    for token in range(first, min(seen, first + _STEP_TOKENS), w):
+        places[g] = _place(cache_strides, block_size, head_dim, kv_head, block_ids, token)
+        g += 1
+    return g
 
 
 @cpu_jit
 def _attend_row(
-    k_cache, v_cache, cache_strides, block_size, head_dim, kv_head, block_ids, heads_per_kv, num_queries,
-    first_len, queries, width, scores, highest, total, acc,
+    k_cache, v_cache, cache_strides, block_size, head_dim, kv_head, block_ids, lives, next_head, next_ids,
+    next_seen, queries, width, scores, highest, total, acc, places, ahead,
 ):  # fmt: skip
-    """Attend from a row's queries to the tokens of one KV head.
+    """Attend from a row's queries to the tokens of one KV head, in place. Query i sees ``lives[i]`` tokens.
 
-    Query i sees ``first_len + i // heads_per_kv`` tokens; its sums begin at ``acc[i * width]``.
+    ``next_`` is what this thread attends to then, so that its first step is prefetched as well.
     """
-    w = lanes()
-    for i in range(num_queries):
-        highest[i] = _NEGATIVE_INFINITY
-        store(total, i * w, splat(_ZERO))
-    acc[: num_queries * width] = _ZERO
-    for first in range(0, first_len + num_queries // heads_per_kv - 1, _STEP_TOKENS):
-        for i in range(num_queries):
-            live = min(_STEP_TOKENS, first_len + i // heads_per_kv - first)
-            t = 0
-            while t < live:
-                inside = (first + t) % block_size
-                run = min(live - t, block_size - inside)
-                base = block_ids[(first + t) // block_size] * cache_strides[0] + kv_head * cache_strides[1]
-                base += inside * head_dim
-                _score(queries, i * width, k_cache, base, head_dim, run, scores, t)
-                t += run
-            if live <= 0:
-                continue
-            _weigh(scores, live, highest, total, i, acc, i * width, width)
-            t = 0
-            while t < live:
-                inside = (first + t) % block_size
-                run = min(live - t, block_size - inside)
-                base = block_ids[(first + t) // block_size] * cache_strides[0] + kv_head * cache_strides[1]
-                base += inside * head_dim
-                _add_values(scores, t, v_cache, base, head_dim, run, acc, i * width)
-                t += run
+    seen = lives[-1]
+    _find_groups(cache_strides, block_size, head_dim, kv_head, block_ids, 0, seen, places)
+    for first in range(0, seen, _STEP_TOKENS):
+        count, then = min(_STEP_TOKENS, seen - first), first + _STEP_TOKENS
+        if then < seen:
+            num_ahead = _find_groups(
+                cache_strides, block_size, head_dim, kv_head, block_ids, then, seen, ahead
+            )
+        else:
+            num_ahead = _find_groups(
+                cache_strides, block_size, head_dim, next_head, next_ids, 0, next_seen, ahead
+            )
+        _score(queries, width, lives.shape[0], k_cache, places, head_dim, count, scores, ahead, num_ahead)
+        _weigh(scores, lives, first, count, highest, total, acc, width)
+        _add_values(scores, lives, first, count, v_cache, places, head_dim, acc, width, ahead, num_ahead)
+        places[:] = ahead
 
 
 @cpu_jit
-def _widen_step(cache, cache_strides, block_size, head_dim, kv_head, block_ids, first, count, wide):
-    """Convert ``count`` tokens of one KV head to float32: token ``first + t`` to ``wide[t * head_dim:]``."""
-    whole = head_dim - head_dim % lanes()
-    for t in range(count):
-        inside, block = (first + t) % block_size, block_ids[(first + t) // block_size]
-        source = block * cache_strides[0] + kv_head * cache_strides[1] + inside * head_dim
-        for d in range(0, whole, lanes()):
-            store(wide, t * head_dim + d, load(cache, source + d))
-        for d in range(whole, head_dim):
-            wide[t * head_dim + d] = load_number(cache, source + d)
-
-
-@cpu_jit
-def _attend_narrow_row(
-    k_cache, v_cache, cache_strides, block_size, head_dim, kv_head, block_ids, heads_per_kv, num_queries,
-    first_len, queries, width, scores, highest, total, acc, keys, values,
+def _attend_copied_row(
+    k_cache, v_cache, cache_strides, block_size, head_dim, kv_head, block_ids, lives,
+    queries, width, scores, highest, total, acc, places, keys, values,
 ):  # fmt: skip
-    """Like :func:`_attend_row`, for caches that :func:`_widen_step` has to widen."""
-    w, seen = lanes(), first_len + num_queries // heads_per_kv - 1
-    for i in range(num_queries):
-        highest[i] = _NEGATIVE_INFINITY
-        store(total, i * w, splat(_ZERO))
-    acc[: num_queries * width] = _ZERO
+    """Like :func:`_attend_row`, for caches whose tokens are first copied to float32 rows of whole vectors."""
+    w, seen = lanes(), lives[-1]
+    for g in range(places.shape[0]):
+        places[g] = g * w * width
     for first in range(0, seen, _STEP_TOKENS):
         count = min(_STEP_TOKENS, seen - first)
-        _widen_step(k_cache, cache_strides, block_size, head_dim, kv_head, block_ids, first, count, keys)
-        _widen_step(v_cache, cache_strides, block_size, head_dim, kv_head, block_ids, first, count, values)
-        for i in range(num_queries):
-            live = min(count, first_len + i // heads_per_kv - first)
-            if live > 0:
-                _score(queries, i * width, keys, 0, head_dim, live, scores, 0)
-                _weigh(scores, live, highest, total, i, acc, i * width, width)
-                _add_values(scores, 0, values, 0, head_dim, live, acc, i * width)
+        for t in range(count):
+            place = _place(cache_strides, block_size, head_dim, kv_head, block_ids, first + t)
+            _copy_token(k_cache, place, head_dim, keys, t * width)
+            _copy_token(v_cache, place, head_dim, values, t * width)
+        _score(queries, width, lives.shape[0], keys, places, width, count, scores, places, 0)
+        _weigh(scores, lives, first, count, highest, total, acc, width)
+        _add_values(scores, lives, first, count, values, places, width, acc, width, places, 0)
 
 
 @cpu_jit
@@ -221,40 +254,56 @@ def _attend_rows(
     num_positions, num_heads, kv_heads, block_size, head_dim = shape
     heads_per_kv, w = num_heads // kv_heads, lanes()
     num_queries = num_positions * heads_per_kv
-    width = -(-head_dim // w) * w
-    queries, acc = aligned(num_queries * width), aligned(num_queries * width)
-    total, scores = aligned(num_queries * w), aligned(_STEP_TOKENS)
-    highest = np.empty(num_queries, np.float32)
-    room = _STEP_TOKENS * head_dim if is_narrow else 0
-    keys, values = aligned(room), aligned(room)
+    room = (num_queries + 1) // 2 * 2
+    width = (head_dim + 2 * w - 1) // (2 * w) * 2 * w
+    is_direct = is_narrow == 0 and head_dim == width and block_size % w == 0
+    queries, acc = aligned(room * width), aligned(room * width)
+    total, scores = aligned(num_queries * w), aligned(room * _STEP_TOKENS)
+    highest, lives = np.empty(num_queries, np.float32), np.empty(num_queries, np.int64)
+    staged = 0 if is_direct else _STEP_TOKENS * width
+    keys, values, places = aligned(staged), aligned(staged), np.empty(_STEP_TOKENS // w, np.int64)
+    ahead = np.zeros(_STEP_TOKENS // w, np.int64)
+    queries[:], keys[:], values[:], scores[:] = _ZERO, _ZERO, _ZERO, _ZERO
     for item in range(begin, end):
         row, kv_head = item // kv_heads, item % kv_heads
-        for i in range(num_queries):
-            position, head = i // heads_per_kv, kv_head * heads_per_kv + i % heads_per_kv
-            source = row * q_strides[0] + position * q_strides[1] + head * q_strides[2]
-            for d in range(head_dim):
-                queries[i * width + d] = q[source + d] * scale
-        first_len = seq_lens[row] - num_positions + 1
-        if seq_lens[row] > 0 and is_narrow:
-            _attend_narrow_row(
-                k_cache, v_cache, cache_strides, block_size, head_dim, kv_head,
-                block_table[row * columns :], heads_per_kv, num_queries, first_len,
-                queries, width, scores, highest, total, acc, keys, values,
-            )  # fmt: skip
-        elif seq_lens[row] > 0:
+        seq_len = seq_lens[row]
+        target = (row * num_positions * num_heads + kv_head * heads_per_kv) * head_dim
+        if seq_len == 0:
+            for _ in range(num_positions):
+                out[target : target + heads_per_kv * head_dim] = _ZERO
+                target += num_heads * head_dim
+            continue
+        i = 0
+        for position in range(num_positions):
+            source = row * q_strides[0] + position * q_strides[1] + kv_head * heads_per_kv * q_strides[2]
+            for _ in range(heads_per_kv):
+                lives[i], highest[i] = seq_len - num_positions + 1 + position, _NEGATIVE_INFINITY
+                _scale(q, source, scale, queries, i * width, head_dim)
+                source += q_strides[2]
+                i += 1
+        acc[:], total[:] = _ZERO, _ZERO
+        block_ids = block_table[row * columns :]
+        if is_direct:
+            then = min(item + 1, end - 1)
             _attend_row(
-                k_cache, v_cache, cache_strides, block_size, head_dim, kv_head,
-                block_table[row * columns :], heads_per_kv, num_queries, first_len,
-                queries, width, scores, highest, total, acc,
+                k_cache, v_cache, cache_strides, block_size, head_dim, kv_head, block_ids, lives,
+                then % kv_heads, block_table[then // kv_heads * columns :],
+                seq_lens[then // kv_heads] if then > item else 0,
+                queries, width, scores, highest, total, acc, places, ahead,
             )  # fmt: skip
-        for i in range(num_queries):
-            position, head = i // heads_per_kv, kv_head * heads_per_kv + i % heads_per_kv
-            target = ((row * num_positions + position) * num_heads + head) * head_dim
-            is_padding = seq_lens[row] == 0
-            weight = _ONE if is_padding else sum_of(load(total, i * w))
-            inverse = _ZERO if is_padding or weight == _ZERO else np.divide(v_scale, weight)
-            for d in range(head_dim):
-                out[target + d] = _ZERO if is_padding else acc[i * width + d] * inverse
+        else:
+            _attend_copied_row(
+                k_cache, v_cache, cache_strides, block_size, head_dim, kv_head, block_ids, lives,
+                queries, width, scores, highest, total, acc, places, keys, values,
+            )  # fmt: skip
+        i = 0
+        for _ in range(num_positions):
+            for head in range(heads_per_kv):
+                weight = sum_of(load(total, i * w))
+                inverse = _ZERO if weight == _ZERO else np.divide(v_scale, weight)
+                _scale(acc, i * width, inverse, out, target + head * head_dim, head_dim)
+                i += 1
+            target += num_heads * head_dim
 
 
 def paged_attention_decode_cpu(
@@ -271,7 +320,7 @@ def paged_attention_decode_cpu(
     ``scale`` includes k_scale.
     """
     num_rows, num_positions, num_heads, _ = q.shape
-    out = torch.empty(q.shape)
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
     _attend_rows.parallel_for(
         num_rows * k_cache.shape[1],
         _GRAIN_HEADS,
@@ -287,6 +336,6 @@ def paged_attention_decode_cpu(
         np.float32(scale),
         np.float32(v_scale),
         int(k_cache.dtype != torch.float32),
-        as_array(out).ravel(),
+        as_flat_array(out),
     )
     return out

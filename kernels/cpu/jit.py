@@ -46,12 +46,14 @@ def as_flat_array(tensor: torch.Tensor) -> np.ndarray:
     """
     if tensor.dtype in _STAND_INS:
         tensor = tensor.view(_STAND_INS[tensor.dtype])
-    if tensor.numel() == 0:
-        return tensor.detach().reshape(-1).numpy()
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    if tensor.is_contiguous():
+        return tensor.numpy().reshape(-1)
     span = 1
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
         span += (size - 1) * stride
-    return tensor.detach().as_strided((span,), (1,)).numpy()
+    return tensor.as_strided((span if tensor.numel() else 0,), (1,)).numpy()
 
 
 class CpuKernel(CpuFunction):

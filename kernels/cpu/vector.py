@@ -16,6 +16,8 @@ for bfloat16 and uint8 for float8_e4m3fn: loads widen them, and stores round to 
 |---|---|
 | `lanes()` | the number of elements (SIMD lanes) of a vector; a constant |
 | `load(array, index)`, `store(array, index, vector)` | a vector's elements, at any alignment |
+| `load_3(array, index)`, `load_4(array, index)` | 3 or 4 vectors; their elements alternate in memory |
+| `store_3(array, index, a, b, c)` | three vectors, so that their elements alternate |
 | `load_number(array, index)`, `store_number(array, index, number)` | one element |
 | `prefetch(array, index)` | fetch the element's cache line; the index may be out of bounds |
 | `splat(number)`, `broadcast(array, index)` | a vector with the number, or the element, in all lanes |
@@ -28,6 +30,8 @@ for bfloat16 and uint8 for float8_e4m3fn: loads widen them, and stores round to 
 | `rounding_key(layer_seed, head, position)` | the key of stochastic_round.py; an integer |
 | `rounded(pool, vector, is_stochastic, key, element, stride)` | the vector rounded as the pool stores it |
 | `rounded_number(pool, number, is_stochastic, key, element)` | the same for one number |
+| `row_sums(array, index)` | lane i: the sum of the i-th of lanes() adjacent vectors |
+| `dot_rows(a, index, b, index, row_stride, depth)` | lane i: a . row i of b; depth is a multiple of lanes() |
 | `transpose(source, index, row_stride, target, index, row_stride)` | a block of lanes() by lanes() |
 """
 
@@ -81,6 +85,11 @@ exponential = VectorOperator("exponential")
 silu = VectorOperator("silu")
 sum_of = VectorOperator("sum_of")
 largest_of = VectorOperator("largest_of")
+load_3 = VectorOperator("load_3")
+load_4 = VectorOperator("load_4")
+store_3 = VectorOperator("store_3")
+row_sums = VectorOperator("row_sums")
+dot_rows = VectorOperator("dot_rows")
 transpose = VectorOperator("transpose")
 rounding_key = VectorOperator("rounding_key")
 rounded = VectorOperator("rounded")

@@ -284,6 +284,115 @@ def _row_places(context, builder, numba_types, values):
 
 
 @intrinsic
+def dot_rows(typing_context, a, a_index, b, b_index, b_stride, depth):
+    def generate(context, builder, signature, values):
+        array, index, *rows, depth = zip(signature.args, values, strict=True)
+        depth = context.cast(builder, depth[1], depth[0], types.intp)
+        first = context.cast(builder, index[1], index[0], types.intp)
+        places = _row_places(context, builder, *zip(*rows, strict=True))
+        zero = _constant(0.0)
+        sums = [cgutils.alloca_once_value(builder, zero) for _ in range(LANES)]
+        step = ir.Constant(_WORD, LANES)
+        with cgutils.for_range_slice(builder, ir.Constant(_WORD, 0), depth, step, _WORD) as (d, _):
+            place = _place(context, builder, (array[0], types.intp), (array[1], builder.add(first, d)))
+            x = _read(builder, place)
+            for row, total in zip(places, sums, strict=True):
+                element = builder.bitcast(row, row.type.pointee.element.as_pointer())
+                y = _read(builder, builder.bitcast(builder.gep(element, [d]), row.type))
+                builder.store(_multiply_add(builder, x, y, builder.load(total)), total)
+        return _folded_rows(builder, [builder.load(total) for total in sums])
+
+    return VECTOR(a, a_index, b, b_index, b_stride, depth), generate
+
+
+@intrinsic
+def row_sums(typing_context, array, index):
+    def generate(context, builder, signature, values):
+        stride = types.int64, ir.Constant(_WORD, LANES)
+        numba_types, values = zip(*zip(signature.args, values, strict=True), stride, strict=True)
+        places = _row_places(context, builder, numba_types, values)
+        return _folded_rows(builder, [_read(builder, place) for place in places])
+
+    return VECTOR(array, index), generate
+
+
+def _folded_rows(builder, rows):
+    """Return the sum of each of LANES vectors: halve their number and double the sums in a vector, in turns.
+
+    Lanes that differ in one bit are added, from the lowest bit on.
+    """
+    width = 1
+    while width < LANES:
+        own = [lane if not lane & width else LANES + lane for lane in range(LANES)]
+        other = [LANES + lane if not lane & width else lane for lane in range(LANES)]
+        moved = [lane ^ width for lane in range(LANES)]
+        joined = []
+        for a, b in zip(rows[::2], rows[1::2], strict=True):
+            kept, crossed = (builder.shuffle_vector(a, b, _indices(which)) for which in (own, other))
+            crossed = builder.shuffle_vector(crossed, crossed, _indices(moved))
+            joined.append(builder.fadd(kept, crossed, flags=_CONTRACT))
+        rows, width = joined, 2 * width
+    return rows[0]
+
+
+def _of_interleaved(count):
+    """Return an operator that loads ``count`` vectors; lane i of vector k is element ``i * count + k``."""
+
+    @intrinsic
+    def load_interleaved(typing_context, array, index):
+        def generate(context, builder, signature, values):
+            pieces = _adjacent(context, builder, signature.args, values, count)
+            pieces = [_read(builder, place) for place in pieces]
+            found = [
+                _gathered(builder, pieces, [lane * count + k for lane in range(LANES)]) for k in range(count)
+            ]
+            return context.make_tuple(builder, signature.return_type, found)
+
+        return types.UniTuple(VECTOR, count)(array, index), generate
+
+    return load_interleaved
+
+
+load_3, load_4 = _of_interleaved(3), _of_interleaved(4)
+
+
+@intrinsic
+def store_3(typing_context, array, index, a, b, c):
+    def generate(context, builder, signature, values):
+        places = _adjacent(context, builder, signature.args, values, 3)
+        for number, place in enumerate(places):
+            elements = range(number * LANES, (number + 1) * LANES)
+            chosen = [element % 3 * LANES + element // 3 for element in elements]
+            _write(builder, _gathered(builder, values[2:], chosen), place)
+        return context.get_dummy_value()
+
+    return types.none(array, index, a, b, c), generate
+
+
+def _adjacent(context, builder, numba_types, values, count):
+    """Return pointers to adjacent vectors, given an array and the first one's index."""
+    first = context.cast(builder, values[1], numba_types[1], types.intp)
+    indices = [builder.add(first, ir.Constant(_WORD, number * LANES)) for number in range(count)]
+    kinds = numba_types[0], types.intp
+    return [_place(context, builder, kinds, (values[0], index)) for index in indices]
+
+
+def _gathered(builder, vectors, elements):
+    """Return a vector of the given elements of several vectors, counted through all of them."""
+    found = None
+    for number, vector in enumerate(vectors):
+        here = [element // LANES == number for element in elements]
+        if found is None:
+            which = [element % LANES for element in elements]
+            found = builder.shuffle_vector(vector, vector, _indices(which))
+        else:
+            pairs = zip(here, elements, strict=True)
+            which = [LANES + e % LANES if own else lane for lane, (own, e) in enumerate(pairs)]
+            found = builder.shuffle_vector(found, vector, _indices(which))
+    return found
+
+
+@intrinsic
 def rounding_key(typing_context, layer_seed, head, position):
     def generate(context, builder, signature, values):
         seed, head, position = _words(builder, values)

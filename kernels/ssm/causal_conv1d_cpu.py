@@ -1,7 +1,8 @@
 """Causal convolution of decode rows on CPU. Prefill is in causal_conv1d_prefill_cpu.py.
 
-Threads share the rows; inner loops run over adjacent channels. Input j of a row is
-``x[first + j * token_stride :]``; the inputs before the row are ``past``.
+Threads share the rows. A vector of adjacent channels goes through all positions in registers: its taps, the
+inputs before the row, and each position's output. A slot has a channel's inputs side by side, so they are
+sorted by age when they are loaded, and put side by side again when they are stored.
 
 Arrays are flat, with explicit strides if they may be views of wider ones; the last axis is contiguous. The
 carried state is float32; states of another dtype are copied to float32 and back (staged_slots.py).
@@ -16,63 +17,87 @@ import torch
 
 from kernels.cpu.exp import exp_f32
 from kernels.cpu.jit import as_array, as_flat_array, cpu_jit
+from kernels.cpu.vector import (
+    aligned,
+    lanes,
+    load,
+    load_3,
+    load_4,
+    multiply_add,
+    multiply_add_number,
+    silu,
+    store,
+    store_3,
+)
 from kernels.ssm.staged_slots import StagedSlots
 
 _GRAIN_ELEMENTS = 2**18  # outputs, about 100 µs
 
 
 @cpu_jit
-def _transpose(source, channel_stride, begin, end, num_rows):
-    """Copy ``source[c, k]`` to a new array ``[k, c - begin]``."""
-    out = np.empty((num_rows, end - begin), np.float32)
-    if num_rows == 3 and channel_stride == 3:
-        # The common shape, with constants: the compiler turns it into vector instructions.
-        for c in range(end - begin):
-            o = 3 * (begin + c)
-            out[0, c], out[1, c], out[2, c] = source[o], source[o + 1], source[o + 2]
-        return out
-    for k in range(num_rows):
-        for c in range(begin, end):
-            out[k, c - begin] = source[c * channel_stride + k]
-    return out
+def _by_tap(weight, num_taps, num_channels, taps):
+    """Copy ``weight[c, k]`` to ``taps[k, c]``."""
+    whole = 0
+    if num_taps == 4:
+        whole = num_channels - num_channels % lanes()
+        for c in range(0, whole, lanes()):
+            a, b, d, e = load_4(weight, 4 * c)
+            store(taps, c, a)
+            store(taps, num_channels + c, b)
+            store(taps, 2 * num_channels + c, d)
+            store(taps, 3 * num_channels + c, e)
+    for c in range(whole, num_channels):
+        for k in range(num_taps):
+            taps[k * num_channels + c] = weight[c * num_taps + k]
 
 
 @cpu_jit
-def _newest_input(x, first, token_stride, past, j):
-    """Return input j of a row; inputs with negative j are in the past."""
-    num_past, num_channels = past.shape
-    o = first + j * token_stride
-    return past[num_past + j] if j < 0 else x[o : o + num_channels]
+def _convolve_4(x, first, token_stride, taps, bias, state, old, new, num_channels, num_positions, y, out):
+    """Convolve a row with 4 taps; return how many channels, whole vectors, are done.
+
+    The 3 inputs before the row are adjacent for each channel, from ``state[old]`` on. They are stored from
+    ``new[i]`` on after position i, unless this is negative.
+    """
+    whole = num_channels - num_channels % lanes()
+    for c in range(0, whole, lanes()):
+        a, b, d = load_3(state, old + 3 * c)
+        tap_0, tap_1 = load(taps, c), load(taps, num_channels + c)
+        tap_2, tap_3 = load(taps, 2 * num_channels + c), load(taps, 3 * num_channels + c)
+        offset = load(bias, c)
+        for i in range(num_positions):
+            e = load(x, first + i * token_stride + c)
+            total = multiply_add(tap_1, b, multiply_add(tap_0, a, offset))
+            total = multiply_add(tap_3, e, multiply_add(tap_2, d, total))
+            store(y, out + i * num_channels + c, silu(total))
+            a, b, d = b, d, e
+            if new[i] >= 0:
+                store_3(state, new[i] + 3 * c, a, b, d)
+    return whole
 
 
 @cpu_jit
-def _convolve_token(x, first, token_stride, past, taps, bias, t, out):
-    num_past, num_channels = past.shape
-    for c in range(num_channels):
-        out[c] = bias[c]
-    for k in range(num_past + 1):
-        source = _newest_input(x, first, token_stride, past, t - num_past + k)
-        tap = taps[k]
-        for c in range(num_channels):
-            out[c] += tap[c] * source[c]
-
-
-@cpu_jit
-def _store_state(x, first, token_stride, past, num_tokens, slot, channel_stride, begin):
-    """Store the newest inputs after ``num_tokens`` tokens in a slot."""
-    num_past, num_channels = past.shape
-    if num_past == 3 and channel_stride == 3:
-        a = _newest_input(x, first, token_stride, past, num_tokens - 3)
-        b = _newest_input(x, first, token_stride, past, num_tokens - 2)
-        d = _newest_input(x, first, token_stride, past, num_tokens - 1)
-        for c in range(num_channels):
-            o = 3 * (begin + c)
-            slot[o], slot[o + 1], slot[o + 2] = a[c], b[c], d[c]
-        return
-    for k in range(num_past):
-        source = _newest_input(x, first, token_stride, past, num_tokens - num_past + k)
-        for c in range(num_channels):
-            slot[(begin + c) * channel_stride + k] = source[c]
+def _convolve_channels(
+    x, first, token_stride, taps, bias, state, old, channel_stride, new, past, begin, num_channels,
+    num_positions, y, out,
+):  # fmt: skip
+    """Like :func:`_convolve_4`, for channels from ``begin`` on, one by one, with any number of taps."""
+    num_past = past.shape[0]
+    for c in range(begin, num_channels):
+        for k in range(num_past):
+            past[k] = state[old + c * channel_stride + k]
+        for i in range(num_positions):
+            newest, total = x[first + i * token_stride + c], bias[c]
+            for k in range(num_past):
+                total = multiply_add_number(taps[k * num_channels + c], past[k], total)
+            total = multiply_add_number(taps[num_past * num_channels + c], newest, total)
+            # np.divide, since numba's "/" checks for a zero divisor.
+            y[out + i * num_channels + c] = np.divide(total, np.float32(1) + exp_f32(-total))
+            for k in range(num_past - 1):
+                past[k] = past[k + 1]
+            past[num_past - 1] = newest
+            if new[i] >= 0:
+                for k in range(num_past):
+                    state[new[i] + c * channel_stride + k] = past[k]
 
 
 @cpu_jit
@@ -81,23 +106,29 @@ def _convolve_rows(
     read_slots, write_slots, y, begin, end,
 ):  # fmt: skip
     """Convolve rows. Items are decode rows, with all their channels."""
-    _, num_positions, num_channels = y.shape
+    num_positions, num_channels = write_slots.shape[1], bias.shape[0]
     num_taps = weight.shape[0] // num_channels
-    taps = _transpose(weight, num_taps, 0, num_channels, num_taps)
+    taps, past = aligned(num_taps * num_channels), np.empty(num_taps - 1, np.float32)
+    new = np.empty(num_positions, np.int64)
+    _by_tap(weight, num_taps, num_channels, taps)
     for r in range(begin, end):
+        out = r * num_positions * num_channels
         if read_slots[r] == 0:
-            y[r] = np.float32(0)
+            y[out : out + num_positions * num_channels] = np.float32(0)
             continue
-        past = _transpose(state[read_slots[r] * slot_stride :], channel_stride, 0, num_channels, num_taps - 1)
+        old = read_slots[r] * slot_stride
         for i in range(num_positions):
-            _convolve_token(x, r * row_stride, token_stride, past, taps, bias, i, y[r, i])
-            out = y[r, i]
-            for c in range(num_channels):
-                # np.divide, since numba's check of "/" for a zero divisor would keep the loop scalar.
-                out[c] = np.divide(out[c], np.float32(1) + exp_f32(-out[c]))
-            if write_slots[r, i] != 0:
-                slot = state[write_slots[r, i] * slot_stride :]
-                _store_state(x, r * row_stride, token_stride, past, i + 1, slot, channel_stride, 0)
+            new[i] = write_slots[r, i] * slot_stride if write_slots[r, i] != 0 else -1
+        done = 0
+        if num_taps == 4 and channel_stride == 3:
+            done = _convolve_4(
+                x, r * row_stride, token_stride, taps, bias, state, old, new, num_channels, num_positions,
+                y, out,
+            )  # fmt: skip
+        _convolve_channels(
+            x, r * row_stride, token_stride, taps, bias, state, old, channel_stride, new, past, done,
+            num_channels, num_positions, y, out,
+        )  # fmt: skip
 
 
 def causal_conv1d_update_cpu(
@@ -116,7 +147,7 @@ def causal_conv1d_update_cpu(
         staged.scatter(conv_state, write_slots)
         return y
     inputs = x.float()
-    y = torch.empty(x.shape)
+    y = torch.empty_like(inputs, memory_format=torch.contiguous_format)
     _convolve_rows.parallel_for(
         x.shape[0],
         1 + _GRAIN_ELEMENTS // (x.shape[1] * x.shape[2]),
@@ -127,14 +158,14 @@ def causal_conv1d_update_cpu(
         *conv_state.stride()[:2],
         as_array(read_slots.contiguous()),
         as_array(write_slots.contiguous()),
-        as_array(y),
+        as_flat_array(y),
     )
-    return y.to(x.dtype)
+    return y if x.dtype == torch.float32 else y.to(x.dtype)
 
 
 def _filter(weight: torch.Tensor, bias: torch.Tensor | None) -> tuple[np.ndarray, np.ndarray]:
     offset = _no_bias(weight.shape[0]) if bias is None else as_array(bias.float())
-    return as_array(weight.float().reshape(-1)), offset
+    return as_flat_array(weight.float().contiguous()), offset
 
 
 @functools.cache

@@ -28,7 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.cpu.jit import as_array
+from kernels.cpu.jit import as_array, as_flat_array
 from kernels.formats.stochastic_round import NEAREST, StateRounding
 from kernels.gpu.tiles import TileRequest, choose
 from kernels.gpu.triton_jit import tl, triton, triton_jit
@@ -218,7 +218,7 @@ def _update_on_cpu(
 ) -> Tensor:  # fmt: skip
     num_rows, num_positions, num_heads, head_dim = x.shape
     num_groups, width = B.shape[2:]
-    y = torch.empty(x.shape)
+    y = torch.empty(x.shape, dtype=torch.float32)
     update_heads.parallel_for(
         num_rows * num_heads,
         max(1, _GRAIN_ELEMENTS // (num_positions * head_dim * width)),
@@ -227,9 +227,9 @@ def _update_on_cpu(
         *decode_states(ssm_state, read_slots, write_slots, seq_lens, rounding),
         (np.float32(dt_limit[0]), np.float32(dt_limit[1])),
         (num_positions, num_heads, head_dim, num_groups, width),
-        as_array(y).ravel(),
+        as_flat_array(y),
     )
-    return y.to(x.dtype)
+    return y if x.dtype == torch.float32 else y.to(x.dtype)
 
 
 _GRAIN_ELEMENTS = 2**18  # elements of state, which are read and written: about 100 µs if they are not cached

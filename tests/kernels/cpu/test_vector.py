@@ -11,16 +11,21 @@ from kernels.cpu.vector import (
     aligned,
     broadcast,
     divide,
+    dot_rows,
     exponential,
     lanes,
     largest_of,
     load,
+    load_3,
+    load_4,
     maximum,
     multiply,
     multiply_add,
+    row_sums,
     silu,
     splat,
     store,
+    store_3,
     subtract,
     sum_of,
     transpose,
@@ -59,6 +64,24 @@ def _folded(x, out):
 @cpu_jit
 def _transposed(x, row_stride, out, out_stride):
     transpose(x, 3, row_stride, out, 5, out_stride)
+
+
+@cpu_jit
+def _summed_rows(a, b, stride, out):
+    store(out, 0, row_sums(b, 1))
+    store(out, lanes(), dot_rows(a, 1, b, 2, stride, 3 * lanes()))
+
+
+@cpu_jit
+def _alternating(x, out):
+    w = lanes()
+    a, b, c = load_3(x, 1)
+    store_3(out, 2, b, c, a)
+    a, b, c, d = load_4(x, 1)
+    store(out, 2 + 3 * w, a)
+    store(out, 2 + 4 * w, b)
+    store(out, 2 + 5 * w, c)
+    store(out, 2 + 6 * w, d)
 
 
 @cpu_jit
@@ -113,6 +136,33 @@ def test_a_vector_folds_into_its_sum_and_its_largest():
     out = np.zeros(2, np.float32)
     _folded(x, out)
     np.testing.assert_allclose(out, [x.sum(), x.max()], rtol=1e-5)
+
+
+def test_each_lane_sums_its_own_row():
+    w = width()
+    a, b = random(1 + 3 * w), random(2 + w * (3 * w + 5))
+    out = np.zeros((2, w), np.float32)
+    _summed_rows(a, b, 3 * w + 5, out.ravel())
+    rows = b[2:].reshape(w, 3 * w + 5)[:, : 3 * w]
+    np.testing.assert_allclose(out[0], b[1 : 1 + w * w].reshape(w, w).sum(axis=1), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(out[1], rows @ a[1:], rtol=1e-4, atol=1e-5)
+
+
+def test_a_rows_sum_is_the_same_in_every_lane():
+    w = width()
+    a, row = random(1 + 3 * w), random(3 * w + 5)
+    out = np.zeros((2, w), np.float32)
+    _summed_rows(a, np.concatenate([row[:2], *[row] * w]), 3 * w + 5, out.ravel())
+    assert (out[1] == out[1, 0]).all()
+
+
+def test_vectors_whose_elements_alternate_are_sorted_and_put_back():
+    w = width()
+    x, out = random(1 + 4 * w), np.zeros(2 + 7 * w, np.float32)
+    _alternating(x, out)
+    threes, fours = x[1 : 1 + 3 * w].reshape(w, 3), x[1:].reshape(w, 4)
+    np.testing.assert_array_equal(out[2 : 2 + 3 * w].reshape(w, 3), threes[:, [1, 2, 0]])
+    np.testing.assert_array_equal(out[2 + 3 * w :].reshape(4, w), fours.T)
 
 
 def test_a_block_is_transposed_at_any_stride():
