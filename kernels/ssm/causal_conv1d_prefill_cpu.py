@@ -105,9 +105,7 @@ def _convolve_row(
             t += 4
         else:
             outputs = target + t * y_stride
-            _convolve_token(
-                x, first, token_stride, past, taps, bias, t, num_taps, num_channels, y, outputs
-            )
+            _convolve_token(x, first, token_stride, past, taps, bias, t, num_taps, num_channels, y, outputs)
             t += 1
 
 
