@@ -32,8 +32,8 @@ from kernels.linear.panel_tile import TILE_ROWS, panel_width, panel_width_here, 
 
 _ROW_BLOCK_ELEMENTS = 2**17
 """Elements of x in one block of rows, which is multiplied with all panels: half a megabyte."""
-_GRAIN_PRODUCTS = 2**22  # a thread's minimum share: about 100 µs
-_ROWS_A_READ = 7
+GRAIN_PRODUCTS = 2**22  # a thread's minimum share: about 100 µs
+ROWS_A_READ = 7
 _PART_INPUTS = 256
 """Inputs of a part of a panel: 64 KB with AVX-512."""
 _ROWS_IN_PARTS = 48
@@ -55,6 +55,22 @@ def padded_bias(bias: torch.Tensor | None, size: int) -> torch.Tensor:
     return padded
 
 
+def block_rows_for(num_inputs: int) -> int:
+    """Return the number of rows that are multiplied with all panels before the next rows."""
+    return max(TILE_ROWS, _ROW_BLOCK_ELEMENTS // num_inputs // TILE_ROWS * TILE_ROWS)
+
+
+def pack_panels(weight: torch.Tensor, panels: torch.Tensor) -> None:
+    """Write a weight ``[out, in]`` to ``[panels, in, PANEL]``, with zeros after the last output."""
+    num_outputs, num_inputs = weight.shape
+    width = panels.shape[2]
+    whole = num_outputs // width
+    panels[:whole] = weight[: whole * width].view(whole, width, num_inputs).transpose(1, 2)
+    if whole < len(panels):
+        panels[whole] = 0
+        panels[whole, :, : num_outputs - whole * width] = weight[whole * width :].T
+
+
 def run_panels(
     kernel: CpuKernel, x: torch.Tensor, panels: torch.Tensor, num_outputs: int, rows_a_read: int,
     arrays: tuple[np.ndarray, ...], sizes: tuple[int, ...], flags: tuple[int, ...],
@@ -69,11 +85,11 @@ def run_panels(
     if num_rows == 0:
         return y
     x = adjacent(x)
-    block_rows = max(TILE_ROWS, _ROW_BLOCK_ELEMENTS // num_inputs // TILE_ROWS * TILE_ROWS)
+    block_rows = block_rows_for(num_inputs)
     products = max(min(block_rows, num_rows), rows_a_read) * num_inputs * panels.shape[2]
     kernel.parallel_for(
         -(-num_rows // block_rows) * len(panels),
-        1 + _GRAIN_PRODUCTS // products,
+        1 + GRAIN_PRODUCTS // products,
         as_flat_array(x),
         x.stride(0),
         *arrays,
@@ -169,18 +185,14 @@ class PackedLinear:
         width = panel_width()
         num_panels = -(-num_outputs // width)
         panels = host_empty(num_panels * num_inputs * width).view(num_panels, num_inputs, width)
-        whole = num_outputs // width
-        panels[:whole] = weight[: whole * width].view(whole, width, num_inputs).transpose(1, 2)
-        if whole < num_panels:
-            panels[whole] = 0
-            panels[whole, :, : num_outputs - whole * width] = weight[whole * width :].T
+        pack_panels(weight, panels)
         return cls(panels, padded_bias(bias, num_panels * width), num_outputs)
 
     def __call__(self, x: torch.Tensor, *, relu_squared: bool = False) -> torch.Tensor:
         """Map ``[n, in]``, rows at any stride, to ``[n, out]`` in x's dtype, rounded once."""
         flags = (int(relu_squared),)
         y = run_panels(
-            _linear, x.float(), self.panels, self.num_outputs, _ROWS_A_READ, self._arrays, (), flags
+            _linear, x.float(), self.panels, self.num_outputs, ROWS_A_READ, self._arrays, (), flags
         )
         return y.to(x.dtype)
 

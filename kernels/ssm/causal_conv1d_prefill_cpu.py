@@ -99,7 +99,7 @@ def _convolve_row(
 ):
     t = 0
     while t < num_tokens:
-        if num_taps == 4 and num_channels % lanes() == 0 and 3 <= t and t + 4 <= num_tokens:
+        if num_taps == 4 and num_channels % lanes() == 0 and t >= 3 and t + 4 <= num_tokens:
             inputs, outputs = first + (t - 3) * token_stride, target + t * y_stride
             _convolve_four_tokens(x, inputs, token_stride, taps, bias, num_channels, y, outputs, y_stride)
             t += 4

@@ -9,8 +9,8 @@ from kernels.linear.packed_linear import PackedLinear, linear_reference
 
 OUTPUTS = 130
 MANY_ROWS = 300
-"""With 700 inputs these are a block of 186 rows and one of 114; with 2,300 inputs five of 54 and one of 30, whose
-panels are taken in parts."""
+"""With 700 inputs these are a block of 186 rows and one of 114; with 2,300 inputs five of 54 and one of 30,
+which takes panels in parts."""
 
 
 def layer_and_rows(num_inputs):
