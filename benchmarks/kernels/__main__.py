@@ -22,6 +22,7 @@ from benchmarks.json_file import write_json
 from benchmarks.kernels.cases.by_device import cpu_cases, gpu_cases
 from benchmarks.kernels.measurement import Bench
 from benchmarks.kernels.report import table
+from kernels.cpu.host_memory import keep_freed_memory
 from twinfang.bench.machine import machine
 
 PEERS = {"cpu": (), "cuda": ("mamba-ssm", "causal-conv1d", "flashinfer-python", "fla-core")}
@@ -79,6 +80,7 @@ def parser() -> argparse.ArgumentParser:
 def main() -> None:
     options = parser().parse_args()
     torch.set_num_threads(options.threads)
+    keep_freed_memory()  # as servers do
     report = run(options)
     if report["rows"]:
         print(f"\n{table(report['rows'])}")

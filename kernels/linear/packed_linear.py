@@ -26,13 +26,17 @@ import torch
 
 from kernels.cpu.host_memory import host_empty
 from kernels.cpu.jit import CpuKernel, as_array, as_flat_array, cpu_jit
+from kernels.cpu.vector import aligned
 from kernels.gpu.strides import adjacent
 from kernels.linear.panel_tile import TILE_ROWS, panel_width, panel_width_here, tile_of_float32
 
 _ROW_BLOCK_ELEMENTS = 2**17
 """Elements of x in one block of rows, which is multiplied with all panels: half a megabyte."""
-_GRAIN_PRODUCTS = 2**22  # a thread's minimum share: about 100 µs
-_ROWS_A_READ = 7
+GRAIN_PRODUCTS = 2**22  # a thread's minimum share: about 100 µs
+ROWS_A_READ = 7
+_PART_INPUTS = 256
+"""Inputs of a part of a panel: 64 KB with AVX-512."""
+_ROWS_IN_PARTS = 48
 
 
 def linear_reference(
@@ -51,6 +55,22 @@ def padded_bias(bias: torch.Tensor | None, size: int) -> torch.Tensor:
     return padded
 
 
+def block_rows_for(num_inputs: int) -> int:
+    """Return the number of rows that are multiplied with all panels before the next rows."""
+    return max(TILE_ROWS, _ROW_BLOCK_ELEMENTS // num_inputs // TILE_ROWS * TILE_ROWS)
+
+
+def pack_panels(weight: torch.Tensor, panels: torch.Tensor) -> None:
+    """Write a weight ``[out, in]`` to ``[panels, in, PANEL]``, with zeros after the last output."""
+    num_outputs, num_inputs = weight.shape
+    width = panels.shape[2]
+    whole = num_outputs // width
+    panels[:whole] = weight[: whole * width].view(whole, width, num_inputs).transpose(1, 2)
+    if whole < len(panels):
+        panels[whole] = 0
+        panels[whole, :, : num_outputs - whole * width] = weight[whole * width :].T
+
+
 def run_panels(
     kernel: CpuKernel, x: torch.Tensor, panels: torch.Tensor, num_outputs: int, rows_a_read: int,
     arrays: tuple[np.ndarray, ...], sizes: tuple[int, ...], flags: tuple[int, ...],
@@ -65,11 +85,11 @@ def run_panels(
     if num_rows == 0:
         return y
     x = adjacent(x)
-    block_rows = max(TILE_ROWS, _ROW_BLOCK_ELEMENTS // num_inputs // TILE_ROWS * TILE_ROWS)
+    block_rows = block_rows_for(num_inputs)
     products = max(min(block_rows, num_rows), rows_a_read) * num_inputs * panels.shape[2]
     kernel.parallel_for(
         -(-num_rows // block_rows) * len(panels),
-        1 + _GRAIN_PRODUCTS // products,
+        1 + GRAIN_PRODUCTS // products,
         as_flat_array(x),
         x.stride(0),
         *arrays,
@@ -82,22 +102,45 @@ def run_panels(
 
 
 @cpu_jit
-def multiply_panel(x, x_stride, panel, num_inputs, bias, y, y_stride, live, squares, num_rows):
+def partial_sums(most_rows, num_inputs):
+    """Return the number of floats that :func:`multiply_panel` needs between two parts of a panel."""
+    in_parts = most_rows > 6 and num_inputs > _PART_INPUTS  # the last block of rows may be small
+    return min(most_rows, _ROWS_IN_PARTS) * panel_width_here() if in_parts else 0
+
+
+@cpu_jit
+def multiply_panel(x, x_stride, panel, num_inputs, bias, y, y_stride, live, squares, num_rows, sums):
     """Multiply all rows with a panel of float32.
 
-    The tiles are of similar size, since small tiles wait for loads.
+    Up to six rows are one tile, which reads the panel once. Seven to ``_ROWS_IN_PARTS`` rows take it in
+    parts, each from a near cache: while the first two tiles use a part, they fetch the next one, or the next
+    panel's. Otherwise memory would wait while later tiles compute. Between two parts the sums are in
+    ``sums``. For more rows the panel's way from memory is short beside the products. Tiles are of similar
+    size, since small tiles wait for loads.
     """
-    row = 0
-    while row < num_rows:
-        left = num_rows - row
-        size = min(6, left)
-        if 6 < left < 12:
-            size = (left + 1) // 2
-        x_row, y_row = x + row * x_stride * 4, y + row * y_stride * 4
-        tile_of_float32(
-            size, x_row, x_stride, panel, num_inputs, num_inputs, 0, bias, y_row, y_stride, live, squares
-        )
-        row += size
+    width = panel_width_here()
+    in_parts = 6 < num_rows <= _ROWS_IN_PARTS
+    step = min(_PART_INPUTS, num_inputs) if in_parts else num_inputs
+    for first in range(0, num_inputs, step):
+        count = min(step, num_inputs - first)
+        is_last = first + count == num_inputs
+        row = 0
+        while row < num_rows:
+            left = num_rows - row
+            size = min(6, left)
+            if 6 < left < 12:
+                size = (left + 1) // 2
+            saved = sums.ctypes.data + row * width * 4
+            start, start_stride = (bias, 0) if first == 0 else (saved, width)
+            target, target_stride = (y + row * y_stride * 4, y_stride) if is_last else (saved, width)
+            lines = 2 if in_parts and row < 12 else 0
+            ahead = count * width * 4 + (128 if row > 0 else 0)
+            tile_of_float32(
+                size, x + (row * x_stride + first) * 4, x_stride, panel + first * width * 4, count, count, 0,
+                start, start_stride, target, target_stride, live if is_last else width,
+                squares if is_last else 0, lines, ahead,
+            )  # fmt: skip
+            row += size
 
 
 @cpu_jit
@@ -106,6 +149,7 @@ def _linear(x, x_stride, weight, bias, y, shape, block_rows, squares, begin, end
     num_rows, num_inputs, num_outputs = shape
     width = panel_width_here()
     num_panels = (num_outputs + width - 1) // width
+    sums = aligned(partial_sums(min(block_rows, num_rows), num_inputs))
     for item in range(begin, end):
         row = item // num_panels * block_rows
         output = item % num_panels * width
@@ -120,6 +164,7 @@ def _linear(x, x_stride, weight, bias, y, shape, block_rows, squares, begin, end
             min(width, num_outputs - output),
             squares,
             min(block_rows, num_rows - row),
+            sums,
         )
 
 
@@ -140,18 +185,14 @@ class PackedLinear:
         width = panel_width()
         num_panels = -(-num_outputs // width)
         panels = host_empty(num_panels * num_inputs * width).view(num_panels, num_inputs, width)
-        whole = num_outputs // width
-        panels[:whole] = weight[: whole * width].view(whole, width, num_inputs).transpose(1, 2)
-        if whole < num_panels:
-            panels[whole] = 0
-            panels[whole, :, : num_outputs - whole * width] = weight[whole * width :].T
+        pack_panels(weight, panels)
         return cls(panels, padded_bias(bias, num_panels * width), num_outputs)
 
     def __call__(self, x: torch.Tensor, *, relu_squared: bool = False) -> torch.Tensor:
         """Map ``[n, in]``, rows at any stride, to ``[n, out]`` in x's dtype, rounded once."""
         flags = (int(relu_squared),)
         y = run_panels(
-            _linear, x.float(), self.panels, self.num_outputs, _ROWS_A_READ, self._arrays, (), flags
+            _linear, x.float(), self.panels, self.num_outputs, ROWS_A_READ, self._arrays, (), flags
         )
         return y.to(x.dtype)
 

@@ -21,6 +21,7 @@ scale is rounded once, so the sums have the same bits as with a weight that was 
 from __future__ import annotations
 
 import functools
+import itertools
 from typing import Any, Literal
 
 from kernels.cpu.compiler import CpuIntrinsic
@@ -30,6 +31,9 @@ FLOAT_BYTES = 4
 FP8_SCALE_FACTOR = 256.0
 
 Stored = Literal["float32", "fp8", "int8"]
+
+LINES_AHEAD: dict[Stored, tuple[int, ...]] = {"float32": (0, 2), "fp8": (0,), "int8": (0,)}
+"""Numbers of cache lines that a tile can fetch ahead for each row of a panel."""
 
 
 @functools.cache
@@ -95,10 +99,12 @@ def widen_int8() -> Any:
 
 
 def _tile(stored: Stored) -> Any:
-    """``tile(num_rows, x, x_stride, panel, num_inputs, group, scales, bias, y, y_stride, live, squares)``
+    """``tile(num_rows, x, x_stride, panel, num_inputs, group, scales, start, start_stride, y, y_stride, live,
+    squares, lines, ahead)``
 
-    Arguments are addresses, and strides in elements. The first ``live`` outputs are stored. float32 has one
-    group.
+    Arguments are addresses, and strides in elements. Row r's sums begin with ``start[r * start_stride :]``.
+    The first ``live`` outputs are stored. float32 has one group. For each row of the panel, ``lines`` (0 or
+    2) cache lines are fetched ahead, from ``ahead`` bytes after the row; only float32 fetches ahead.
     """
     from llvmlite import ir
     from numba.core import types
@@ -106,19 +112,24 @@ def _tile(stored: Stored) -> Any:
 
     def generate(context, builder, signature, args):
         end = builder.append_basic_block()
-        switch = builder.switch(args[0], end)
-        for num_rows in range(1, TILE_ROWS + 1):
+        integer = ir.IntType(64)
+        choice = builder.add(builder.mul(args[0], ir.Constant(integer, 8)), args[-2])
+        switch = builder.switch(choice, end)
+        for num_rows, lines in itertools.product(range(1, TILE_ROWS + 1), LINES_AHEAD[stored]):
             block = builder.append_basic_block()
-            switch.add_case(ir.Constant(ir.IntType(64), num_rows), block)
+            switch.add_case(ir.Constant(integer, num_rows * 8 + lines), block)
             builder.position_at_end(block)
-            _Emitter(builder).tile(stored, num_rows, *args[1:])
+            _Emitter(builder).tile(stored, num_rows, *args[1:-2], lines, args[-1])
             builder.branch(end)
         builder.position_at_end(end)
         return context.get_dummy_value()
 
     @intrinsic
-    def tile(typing_context, n, x, x_stride, panel, inputs, group, scales, bias, y, y_stride, live, squares):
-        return types.void(*[types.int64] * 12), generate
+    def tile(
+        typing_context, n, x, x_stride, panel, inputs, group, scales, start, start_stride,
+        y, y_stride, live, squares, lines, ahead,
+    ):  # fmt: skip
+        return types.void(*[types.int64] * 15), generate
 
     return tile
 
@@ -160,19 +171,28 @@ class _Emitter:
         num_inputs,
         group,
         scales,
-        bias,
+        start,
+        start_stride,
         y,
         y_stride,
         live,
         squares,
+        lines,
+        ahead,
     ):
         builder = self.builder
-        x, bias, y = (builder.inttoptr(base, self.real.as_pointer()) for base in (x, bias, y))
+        x, start, y = (builder.inttoptr(base, self.real.as_pointer()) for base in (x, start, y))
         rows = [builder.gep(x, [builder.mul(x_stride, self.at(r))]) for r in range(num_rows)]
-        start = [self.load(bias, self.at(v * self.lanes)) for v in range(self.registers)]
+        first = [
+            self.load(start, builder.add(builder.mul(start_stride, self.at(r)), self.at(v * self.lanes)))
+            for r in range(num_rows)
+            for v in range(self.registers)
+        ]
+        fetched = builder.add(panel, ahead)
         fma = self.function(f"llvm.fma.v{self.lanes}f32", self.vector, *[self.vector] * 3)
 
         def add(k, weights, sums):
+            self.fetch(fetched, k, lines)
             added = []
             for row in range(num_rows):
                 value = self.splat(builder.load(builder.gep(rows[row], [k])))
@@ -180,8 +200,19 @@ class _Emitter:
                 added += [builder.call(fma, [value, w, s]) for w, s in zip(weights, own, strict=True)]
             return added
 
-        sums = self.loop_over_panel(stored, panel, num_inputs, group, scales, start * num_rows, add)
+        sums = self.loop_over_panel(stored, panel, num_inputs, group, scales, first, add)
         self.store_tile(sums, num_rows, y, y_stride, live, squares)
+
+    def fetch(self, base, k, lines):
+        """Fetch cache lines of row k of a panel of float32 to the second-level cache."""
+        ir, builder = self.ir, self.builder
+        kind = ir.IntType(8).as_pointer()
+        fetch = self.function("llvm.prefetch.p0i8", ir.VoidType(), kind, *[ir.IntType(32)] * 3)
+        row = builder.add(base, builder.mul(k, self.at(panel_width() * FLOAT_BYTES)))
+        for line in range(lines):
+            place = builder.inttoptr(builder.add(row, self.at(line * 64)), kind)
+            for_reading, second_level, data = (ir.Constant(ir.IntType(32), n) for n in (0, 2, 1))
+            builder.call(fetch, [place, for_reading, second_level, data])
 
     def widening(self, stored, panel, num_inputs, group, scales, target):
         target = self.builder.inttoptr(target, self.real.as_pointer())

@@ -19,7 +19,7 @@ import torch
 from kernels.cpu.host_memory import host_empty
 from kernels.cpu.jit import as_array, cpu_jit
 from kernels.cpu.vector import aligned
-from kernels.linear.packed_linear import multiply_panel, padded_bias, run_panels
+from kernels.linear.packed_linear import multiply_panel, padded_bias, partial_sums, run_panels
 from kernels.linear.panel_tile import (
     FP8_SCALE_FACTOR,
     panel_width,
@@ -47,11 +47,39 @@ def _multiply_bytes(
         x_row, y_row = x + row * x_stride * 4, y + row * y_stride * 4
         if is_fp8:
             tile_of_fp8(
-                size, x_row, x_stride, panel, num_inputs, group, scales, bias, y_row, y_stride, live, squares
+                size,
+                x_row,
+                x_stride,
+                panel,
+                num_inputs,
+                group,
+                scales,
+                bias,
+                0,
+                y_row,
+                y_stride,
+                live,
+                squares,
+                0,
+                0,
             )
         else:
             tile_of_int8(
-                size, x_row, x_stride, panel, num_inputs, group, scales, bias, y_row, y_stride, live, squares
+                size,
+                x_row,
+                x_stride,
+                panel,
+                num_inputs,
+                group,
+                scales,
+                bias,
+                0,
+                y_row,
+                y_stride,
+                live,
+                squares,
+                0,
+                0,
             )
         row += size
 
@@ -64,6 +92,7 @@ def _quantized_linear(x, x_stride, weight, scales, bias, y, shape, block_rows, i
     num_panels = (num_outputs + width - 1) // width
     num_groups = (num_inputs + group - 1) // group
     widened = aligned(num_inputs * width if min(block_rows, num_rows) > ROWS_IN_REGISTERS else 0)
+    sums = aligned(partial_sums(min(block_rows, num_rows), num_inputs))
     for item in range(begin, end):
         row = item // num_panels * block_rows
         output = item % num_panels * width
@@ -96,7 +125,9 @@ def _quantized_linear(x, x_stride, weight, scales, bias, y, shape, block_rows, i
             widen_fp8(panel, num_inputs, group, factors, target)
         else:
             widen_int8(panel, num_inputs, group, factors, target)
-        multiply_panel(x_row, x_stride, target, num_inputs, offsets, place, num_outputs, live, squares, rows)
+        multiply_panel(
+            x_row, x_stride, target, num_inputs, offsets, place, num_outputs, live, squares, rows, sums
+        )
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kernels.gpu.triton_jit import tl, triton, triton_jit
+from kernels.moe.moe_combine_cpu import moe_combine_cpu
 
 
 def moe_combine_reference(results: Tensor, places: Tensor, weights: Tensor) -> Tensor:
@@ -47,8 +48,10 @@ def _launch(results: Tensor, places: Tensor, weights: Tensor) -> Tensor:
 def moe_combine(results: Tensor, places: Tensor, weights: Tensor) -> Tensor:
     """Return ``[n, size]``: the sums of the ``k`` results of each of ``n`` tokens.
 
-    results ``[n * k, size]``, places ``[n, k]`` int64, weights ``[n, k]`` float32.
+    results ``[m, size]``, places ``[n, k]`` int64, weights ``[n, k]`` float32.
     """
     if results.is_cuda and results.dtype != torch.float64 and len(places) > 0:
         return _launch(results, places, weights)
+    if results.device.type == "cpu" and results.dtype == weights.dtype == torch.float32:
+        return moe_combine_cpu(results, places, weights)
     return moe_combine_reference(results, places, weights)

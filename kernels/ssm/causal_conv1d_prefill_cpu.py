@@ -1,7 +1,10 @@
 """Causal convolution and silu over the ragged rows of a prefill batch on CPU.
 
-Threads share the channels, in blocks. Token after token, a vector of channels is convolved, passes silu and
-is written once. Channels after the last whole vector are computed one by one.
+Threads share the channels, in blocks. A vector of channels is convolved, passes silu and is written once:
+four tokens at a time with the usual four taps, since their windows share inputs and taps, and since four
+exponentials at a time don't wait for one another. A row's first tokens and other filters take token after
+token, with the same operations in the same order. Channels after the last whole vector are computed one by
+one.
 
 Arrays are flat, with explicit strides if they may be views of wider ones; the last axis is contiguous. The
 carried state is float32; states of another dtype are copied to float32 and back (staged_slots.py).
@@ -14,18 +17,7 @@ import torch
 
 from kernels.cpu.exp import exp_f32
 from kernels.cpu.jit import as_array, as_flat_array, cpu_jit
-from kernels.cpu.vector import (
-    add,
-    aligned,
-    divide,
-    exponential,
-    lanes,
-    load,
-    multiply_add,
-    splat,
-    store,
-    subtract,
-)
+from kernels.cpu.vector import aligned, lanes, load, multiply_add, silu, store
 from kernels.ssm.staged_slots import StagedSlots
 
 _BLOCK_CHANNELS = 16  # a multiple of any vector's width, so that threads' shares don't change the arithmetic
@@ -58,8 +50,7 @@ def _convolve_token(x, first, token_stride, past, taps, bias, t, num_taps, num_c
             total = multiply_add(
                 load(taps, k * num_channels + c), load(x, inputs + k * token_stride + c), total
             )
-        decayed = exponential(subtract(splat(_ZERO), total))
-        store(y, target + c, divide(total, add(splat(_ONE), decayed)))
+        store(y, target + c, silu(total))
     for c in range(whole, num_channels):
         one = bias[c]
         for k in range(from_past):
@@ -67,6 +58,61 @@ def _convolve_token(x, first, token_stride, past, taps, bias, t, num_taps, num_c
         for k in range(from_past, num_taps):
             one += taps[k * num_channels + c] * x[inputs + k * token_stride + c]
         y[target + c] = np.divide(one, _ONE + exp_f32(-one))
+
+
+@cpu_jit
+def _convolve_four_tokens(x, inputs, token_stride, taps, bias, num_channels, y, target, y_stride):
+    """Convolve four tokens, whose inputs are all in the row, with four taps; channels in whole vectors.
+
+    ``inputs`` is the place of the first token's oldest input, ``target`` of its output.
+    """
+    s = token_stride
+    for c in range(0, num_channels, lanes()):
+        w0, w1 = load(taps, c), load(taps, num_channels + c)
+        w2, w3 = load(taps, 2 * num_channels + c), load(taps, 3 * num_channels + c)
+        offset, i, o = load(bias, c), inputs + c, target + c
+        x0, x1, x2, x3 = load(x, i), load(x, i + s), load(x, i + 2 * s), load(x, i + 3 * s)
+        x4, x5, x6 = load(x, i + 4 * s), load(x, i + 5 * s), load(x, i + 6 * s)
+        y0, y1 = multiply_add(w0, x0, offset), multiply_add(w0, x1, offset)
+        y2, y3 = multiply_add(w0, x2, offset), multiply_add(w0, x3, offset)
+        y0, y1, y2, y3 = (
+            multiply_add(w1, x1, y0), multiply_add(w1, x2, y1),
+            multiply_add(w1, x3, y2), multiply_add(w1, x4, y3),
+        )  # fmt: skip
+        y0, y1, y2, y3 = (
+            multiply_add(w2, x2, y0), multiply_add(w2, x3, y1),
+            multiply_add(w2, x4, y2), multiply_add(w2, x5, y3),
+        )  # fmt: skip
+        y0, y1, y2, y3 = (
+            multiply_add(w3, x3, y0), multiply_add(w3, x4, y1),
+            multiply_add(w3, x5, y2), multiply_add(w3, x6, y3),
+        )  # fmt: skip
+        store(y, o, silu(y0))
+        store(y, o + y_stride, silu(y1))
+        store(y, o + 2 * y_stride, silu(y2))
+        store(y, o + 3 * y_stride, silu(y3))
+
+
+@cpu_jit
+def _convolve_row(
+    x, first, token_stride, past, taps, bias, num_tokens, num_taps, num_channels, y, target, y_stride
+):
+    t = 0
+    while t < num_tokens:
+        if num_taps == 4 and num_channels % lanes() == 0 and t >= 3 and t + 4 <= num_tokens:
+            inputs, outputs = first + (t - 3) * token_stride, target + t * y_stride
+            _convolve_four_tokens(x, inputs, token_stride, taps, bias, num_channels, y, outputs, y_stride)
+            t += 4
+        else:
+            outputs = target + t * y_stride
+            _convolve_token(x, first, token_stride, past, taps, bias, t, num_taps, num_channels, y, outputs)
+            t += 1
+
+
+@cpu_jit
+def _clear_rows(y, begin, end, all_channels, channel, num_channels):
+    for t in range(begin, end):
+        y[t * all_channels + channel : t * all_channels + channel + num_channels] = _ZERO
 
 
 @cpu_jit
@@ -93,8 +139,13 @@ def _convolve_blocks(
     taps, past = aligned(num_taps * num_channels), aligned(num_past * num_channels)
     _transpose(weight, channel * num_taps, num_taps, num_channels, num_taps, taps)
     own_bias = bias[channel : channel + num_channels]
-    for s in range(read_slots.shape[0]):
-        if write_slots[s] == 0 or bounds[s] == bounds[s + 1]:
+    num_rows = read_slots.shape[0]
+    _clear_rows(y, bounds[num_rows], y.shape[0] // all_channels, all_channels, channel, num_channels)
+    for s in range(num_rows):
+        if write_slots[s] == 0:
+            _clear_rows(y, bounds[s], bounds[s + 1], all_channels, channel, num_channels)
+            continue
+        if bounds[s] == bounds[s + 1]:
             continue
         offset = channel * channel_stride
         if has_initial[s]:
@@ -103,11 +154,10 @@ def _convolve_blocks(
         else:
             past[:] = _ZERO
         first, num_tokens = bounds[s] * token_stride + channel, bounds[s + 1] - bounds[s]
-        for t in range(num_tokens):
-            target = (bounds[s] + t) * all_channels + channel
-            _convolve_token(
-                x, first, token_stride, past, taps, own_bias, t, num_taps, num_channels, y, target
-            )
+        _convolve_row(
+            x, first, token_stride, past, taps, own_bias, num_tokens, num_taps, num_channels,
+            y, bounds[s] * all_channels + channel, all_channels,
+        )  # fmt: skip
         _store_state(
             x, first, token_stride, past, num_tokens, num_past, num_channels,
             state, write_slots[s] * slot_stride + offset, channel_stride,
@@ -135,7 +185,7 @@ def causal_conv1d_cpu(
         return y
     inputs = x.float()
     num_channels, num_taps = weight.shape
-    y = torch.zeros(x.shape)
+    y = torch.empty(x.shape)
     offset = torch.zeros(num_channels) if bias is None else bias.float()
     _convolve_blocks.parallel_for(
         -(-num_channels // _BLOCK_CHANNELS),

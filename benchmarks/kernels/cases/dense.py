@@ -11,7 +11,7 @@ from benchmarks.kernels.cases import eager, work
 from benchmarks.kernels.cases.case import Call, Case, case_name, random
 from benchmarks.kernels.cases.models import Model
 from engine.models.layers.linear import Linear
-from engine.models.layers.moe import LoopedExperts, StackedExperts
+from engine.models.layers.moe import GroupedExperts, StackedExperts
 from kernels.linear.quantized_weight import QuantizedWeight
 from kernels.norms.rms_norm import add_rms_norm, rms_norm
 
@@ -152,7 +152,7 @@ def experts(model: Model, rows: int) -> Case:
         )
 
     def ours(o: SimpleNamespace) -> Call:
-        make = StackedExperts if model.device == "cuda" else LoopedExperts
+        make = StackedExperts if model.device == "cuda" else GroupedExperts
         layer = make(list(o.up.unbind()), list(o.down.unbind()), "relu_squared")
         return lambda: layer.forward(o.x, o.expert_ids, o.expert_weights)
 

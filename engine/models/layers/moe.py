@@ -28,6 +28,7 @@ from kernels.moe.expert_linear import expert_linear
 from kernels.moe.moe_combine import moe_combine
 from kernels.moe.moe_route import Routing, moe_route
 from kernels.moe.moe_sort import moe_sort
+from kernels.moe.packed_experts import GroupedRows, PackedExperts
 from kernels.moe.quantized_experts import QuantizedExperts, quantized_experts
 from kernels.norms.relu_squared import relu_squared
 from kernels.norms.sigmoid_gate import add_sigmoid_gated
@@ -99,8 +100,8 @@ class Moe:
             )
         self.sharing = tp.experts
         self.num_experts = config.num_experts
-        experts = LoopedExperts if weights.device.type == "cpu" else StackedExperts
         up, down = load_experts(config, size, weights, prefix, tp, names.experts)
+        experts = _kind_of_experts(weights.device, (*up, *down))
         self.experts = experts(up, down, config.activation, batch_invariant=weights.batch_invariant)
 
     def forward(self, x: Tensor, batch: Batch, caches: LayerCaches) -> Tensor:
@@ -124,8 +125,43 @@ class Moe:
         return moe_route(self.router(x.to(torch.float32)), self.correction, self.routing)
 
 
+class GroupedExperts:
+    """Experts for CPU in float32: one call multiplies the rows of all experts that have tokens."""
+
+    def __init__(
+        self, up: StoredWeights, down: StoredWeights, activation: Activation, *, batch_invariant: bool = False
+    ) -> None:
+        self.is_gated = activation == "silu_gated"
+        self.up, self.down = (
+            PackedExperts([weight for weight in stack if isinstance(weight, Tensor)]) for stack in (up, down)
+        )
+
+    def forward(self, x: Tensor, expert_ids: Tensor, expert_weights: Tensor) -> Tensor:
+        """See :meth:`LoopedExperts.forward`."""
+        grouped = GroupedRows.sort(x, expert_ids, len(self.up))
+        return moe_combine(self._rows(grouped), grouped.places, expert_weights)
+
+    def pairs(self, x: Tensor, expert_ids: Tensor, slots: Tensor, num_slots: int) -> Tensor:
+        """See :class:`engine.parallel.expert_parallel.Experts`."""
+        is_own = slots < num_slots
+        grouped = GroupedRows.sort(x, torch.where(is_own, expert_ids, len(self.up)), len(self.up))
+        outputs = x.new_empty(len(x), num_slots, x.shape[1])
+        tokens, columns = is_own.nonzero(as_tuple=True)
+        places = grouped.places[tokens, columns]
+        outputs[tokens, slots[tokens, columns]] = self._rows(grouped)[places]
+        return outputs
+
+    def combine(self, results: Tensor, places: Tensor, expert_weights: Tensor) -> Tensor:
+        """See :func:`moe_combine`."""
+        return moe_combine(results, places, expert_weights)
+
+    def _rows(self, grouped: GroupedRows) -> Tensor:
+        hidden = self.up(grouped.rows, grouped.segments, relu_squared=not self.is_gated)
+        return self.down(silu_gated(hidden) if self.is_gated else hidden, grouped.segments)
+
+
 class LoopedExperts:
-    """Experts for CPU: a loop over the experts that have tokens."""
+    """Experts for CPU in bfloat16 or quantised: a loop over the experts that have tokens."""
 
     def __init__(
         self, up: StoredWeights, down: StoredWeights, activation: Activation, *, batch_invariant: bool = False
@@ -213,6 +249,15 @@ class StackedExperts:
         if weights.is_cuda and (self.batch_invariant or not _has_grouped_mm(weights)):
             return expert_linear(rows, weights, ends)
         return F.grouped_mm(rows, weights.transpose(1, 2), offs=ends)
+
+
+def _kind_of_experts(
+    device: torch.device, weights: StoredWeights
+) -> type[GroupedExperts | LoopedExperts | StackedExperts]:
+    if device.type != "cpu":
+        return StackedExperts
+    are_float32 = all(isinstance(weight, Tensor) and weight.dtype == torch.float32 for weight in weights)
+    return GroupedExperts if are_float32 else LoopedExperts
 
 
 def _stacked(weights: StoredWeights) -> Tensor | QuantizedExperts:

@@ -19,7 +19,7 @@ from engine.checkpoint.weights import WeightFiles
 from engine.models.families.granite_moe_hybrid import MLP_NAMES, MOE_NAMES
 from engine.models.layers.expert_weights import GATED_EXPERTS, load_experts
 from engine.models.layers.mlp import Mlp
-from engine.models.layers.moe import LoopedExperts, Moe, MoeNames, StackedExperts
+from engine.models.layers.moe import GroupedExperts, LoopedExperts, Moe, MoeNames, StackedExperts
 from engine.parallel.tensor_parallel import ALONE, TensorParallel
 from kernels.cpu.graph import CpuGraph
 
@@ -189,9 +189,12 @@ def test_mixtures_are_those_of_transformers_on_one_rank_and_on_two(mixture):
 @torch.inference_mode()
 def test_grouped_products_and_the_loop_over_gated_experts_agree(mixture):
     experts = load_experts(mixture.config, HIDDEN, mixture.weights, "", ALONE, mixture.names.experts)
-    looped, stacked = (kind(*experts, "silu_gated") for kind in (LoopedExperts, StackedExperts))
+    kinds = LoopedExperts, StackedExperts, GroupedExperts
+    looped, *others = (kind(*experts, "silu_gated") for kind in kinds)
     moe = Moe(mixture.config, HIDDEN, mixture.weights, "", ALONE, mixture.names)
     for num_tokens in (1, 2, 50):
         x = inputs(num_tokens)
         routed = x, *moe.route(x)
-        torch.testing.assert_close(stacked.forward(*routed), looped.forward(*routed))
+        expected = looped.forward(*routed)
+        for grouped in others:
+            torch.testing.assert_close(grouped.forward(*routed), expected)

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from engine.checkpoint.weights import WeightFiles
 from engine.models import load_model
 from engine.models.layers.expert_weights import NEMOTRON_EXPERTS, load_experts
-from engine.models.layers.moe import LoopedExperts, StackedExperts
+from engine.models.layers.moe import GroupedExperts, LoopedExperts, StackedExperts
 from engine.parallel.tensor_parallel import ALONE
 from testing.checkpoints.random_checkpoint import (
     DENSE,
@@ -156,22 +156,23 @@ def test_names_and_sharding_of_the_checkpoint_change_nothing(shape, tmp_path):
         torch.testing.assert_close(result, results[0])
 
 
-def test_stacked_experts_equal_looped_experts(moe_checkpoint):
-    """The GPU's grouped GEMMs, run on CPU, against the loop."""
+def test_stacked_and_grouped_experts_equal_looped_experts(moe_checkpoint):
+    """The GPU's grouped GEMMs, run on CPU, and the CPU's grouped product, against the loop."""
     model = load_model(moe_checkpoint)
     config = model.config.moe
     prefix = "backbone.layers.1.mixer."
     weights = WeightFiles(moe_checkpoint)
     up, down = load_experts(config, config.latent_size, weights, prefix, ALONE, NEMOTRON_EXPERTS)
-    looped, stacked = (kind(up, down, config.activation) for kind in (LoopedExperts, StackedExperts))
+    kinds = LoopedExperts, StackedExperts, GroupedExperts
+    looped, *others = (kind(up, down, config.activation) for kind in kinds)
     moe = model.layers.blocks[1].mixers[0]
     for num_tokens in (1, 2, 50):
         x = torch.randn(num_tokens, model.config.hidden_size)
         ids, expert_weights = moe.route(x)
         latent = moe.enter_latent(x)
-        torch.testing.assert_close(
-            stacked.forward(latent, ids, expert_weights), looped.forward(latent, ids, expert_weights)
-        )
+        expected = looped.forward(latent, ids, expert_weights)
+        for experts in others:
+            torch.testing.assert_close(experts.forward(latent, ids, expert_weights), expected)
 
 
 def test_bfloat16_stays_near_float32(tmp_path):

@@ -151,11 +151,11 @@ def models(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def _as_on_a_gpu(monkeypatch):
-    """Experts as a GPU runs them; a CPU loops over those that have tokens, which it has to read.
+    """Experts as a GPU runs them; a CPU groups rows by expert, which it has to read.
 
     And every step call by call: a CPU replays its own recording.
     """
-    monkeypatch.setattr(moe, "LoopedExperts", moe.StackedExperts)
+    monkeypatch.setattr(moe, "GroupedExperts", moe.StackedExperts)
     monkeypatch.setattr(RecordedForward, "obstacle", lambda model: "steps are watched")
 
 
