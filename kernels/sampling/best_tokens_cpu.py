@@ -49,7 +49,8 @@ def best_token(x, size):
         a, b, c, d = splat(-np.inf), splat(-np.inf), splat(-np.inf), splat(-np.inf)
         i = first
         while i + 4 * width <= end:
-            v_0, v_1, v_2, v_3 = load(x, i), load(x, i + width), load(x, i + 2 * width), load(x, i + 3 * width)
+            v_0, v_1 = load(x, i), load(x, i + width)
+            v_2, v_3 = load(x, i + 2 * width), load(x, i + 3 * width)
             a, b, c, d = maximum(v_0, a), maximum(v_1, b), maximum(v_2, c), maximum(v_3, d)
             odd_0, odd_1 = multiply_add(v_0, zero, odd_0), multiply_add(v_1, zero, odd_1)
             odd_2, odd_3 = multiply_add(v_2, zero, odd_2), multiply_add(v_3, zero, odd_3)
@@ -71,7 +72,7 @@ def best_token(x, size):
 
 @cpu_function
 def _first_equal(x, place, whole, value):
-    """Return the first token from ``place`` on whose logit is ``value``; ``place`` if it is behind ``whole``."""
+    """Return the first token from ``place`` on with this logit; ``place`` if it is not below ``whole``."""
     width = lanes()
     for i in range(place, whole, width):
         mask = lanes_equal(load(x, i), value)

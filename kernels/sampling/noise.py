@@ -1,4 +1,4 @@
-"""The noise of the race that draws tokens: a number in (0, 1) for each (seed, index, token), and nothing to remember.
+"""The noise of the race that draws tokens: a number in (0, 1) for each (seed, index, token).
 
     key      = mix(mix(seed + G) + (index + 1) G)           64 bits; mix is SplitMix64's, G its increment
     low, high = lower and upper 32 bits of key
@@ -72,7 +72,9 @@ def key_of(seed, index, GOLDEN: tl.constexpr = GOLDEN):
 
 
 @triton_jit
-def coarse_block(key, v, GOLDEN_32: tl.constexpr = GOLDEN_32, M_3: tl.constexpr = MIX_3, M_4: tl.constexpr = MIX_4):
+def coarse_block(
+    key, v, GOLDEN_32: tl.constexpr = GOLDEN_32, M_3: tl.constexpr = MIX_3, M_4: tl.constexpr = MIX_4
+):
     """Return the coarse bits of tokens ``v``, uint32."""
     z = v.to(tl.uint32) * GOLDEN_32 + key.to(tl.uint32)
     z = ((z ^ (z >> 16)) * M_3) ^ (key >> 32).to(tl.uint32)

@@ -1,4 +1,4 @@
-"""Operators of the CPU's sampling on one vector register, as LLVM instructions (:mod:`kernels.sampling.race_vectors`).
+"""The operators of :mod:`kernels.sampling.race_vectors`, as LLVM instructions on one vector register.
 
 This module is imported when the first kernel is compiled, since it needs numba.
 """
@@ -77,7 +77,7 @@ def _count_bits(context, builder, name, arguments):
 
 
 def _compared(operator, is_counted):
-    """Return an operator that compares a vector's lanes with a number: a mask of one bit a lane, or its count."""
+    """Return an operator that compares lanes with a number: a mask of one bit a lane, or its count."""
 
     def typing(context, vector, number):
         def generate(context, builder, signature, args):

@@ -2,8 +2,8 @@
 
 | operator | meaning |
 |---|---|
-| `noise_bound(key, token)` | at least -log2(u), of ``token`` and the tokens behind it, by their coarse noise |
-| `where_at_least(values, least, results, otherwise)` | lane by lane: the result where the value is at least `least`, else `otherwise` |
+| `noise_bound(key, token)` | at least -log2(u), of `token` and the tokens behind it, by coarse noise |
+| `where_at_least(values, least, a, b)` | a lane of a where the value is at least `least`, else b |
 | `lanes_at_least(vector, number)`, `lanes_equal(vector, number)` | one bit for each lane; an integer |
 | `count_at_least(vector, number)` | number of such lanes |
 | `first_lane(mask)` | the lowest lane of a mask that is not 0 |

@@ -1,7 +1,8 @@
 """Chooses each position's token from its logits: the best one, or one drawn from what filters leave.
 
     greedy    the token with the largest logit, of equal ones the lowest: where temperature = 0
-    drawn     the token with the largest score(v) = x(v) / temperature - log(-log(1 - u(v))) of those that remain
+    drawn     of the tokens that remain, the one with the largest
+              score(v) = x(v) / temperature - log(-log(1 - u(v)))
 
 u is noise of the row's seed, the drawn token's index and the token alone (:mod:`kernels.sampling.noise`).
 exp(-score) is an exponential time with rate exp(x / temperature). So v is drawn with probability exp(x(v) /
@@ -55,7 +56,8 @@ _GREEDY_TOKENS, _DRAWN_TOKENS = 1 << 20, 1 << 17
 class SampleTokens:
     """Samples for rows of two tables of parameters, whose addresses never change.
 
-    ``numbers`` ``[N, >= 3]`` float32: temperature, top-p, min-p. ``integers`` ``[N, >= 2]`` int64: top-k, seed.
+    ``numbers`` ``[N, >= 3]`` float32 begins with temperature, top-p, min-p; ``integers`` ``[N, >= 2]`` int64
+    with top-k and seed.
     """
 
     numbers: Tensor
@@ -66,13 +68,13 @@ class SampleTokens:
     def __call__(
         self, logits: Tensor, rows: Tensor, positions: Tensor, *, shift: int, random: bool, filtered: bool
     ) -> tuple[Tensor, Tensor]:
-        """Return the tokens, int64, and whether all logits are finite or minus infinity, bool; ``[R, T]`` each.
+        """Return the tokens, int64, and whether the position's logits are sound, bool; ``[R, T]`` each.
 
         ``logits`` ``[R, T, V]`` float32; ``rows`` ``[R]`` int64 of the tables. A drawn token's index is
         ``positions`` ``[R, T]`` int64 plus ``shift``. ``random`` says whether some row is not greedy,
-        ``filtered`` whether some random row has a filter. If a position has NaN or plus infinity, or no
-        finite logit, its token is meaningless, but in the vocabulary. On a CPU, the next call with this shape
-        overwrites the results. Does not wait for the device.
+        ``filtered`` whether some random row has a filter. Logits are sound if they have no NaN, no plus
+        infinity, and some finite number; otherwise the token is meaningless, but in the vocabulary. On a CPU,
+        the next call with this shape overwrites the results. Does not wait for the device.
         """
         logits, rows, positions = logits.contiguous(), rows.contiguous(), positions.contiguous()
         if logits.is_cuda:
@@ -265,7 +267,9 @@ def _choose_kernel(
                     seed = tl.load(integers_ptr + row * integer_columns + 1)
                     key = key_of(seed, tl.load(positions_ptr + item) + shift)
                     x_ptr = logits_ptr + item * vocab_size
-                    token = _filter(x_ptr, vocab_size, token, top, temperature, top_p, min_p, top_k, key, BLOCK)
+                    token = _filter(
+                        x_ptr, vocab_size, token, top, temperature, top_p, min_p, top_k, key, BLOCK
+                    )
     tl.store(tokens_ptr + item, tl.where(token < vocab_size, token, 0).to(tl.int64))
     tl.store(is_finite_ptr + item, is_finite.to(tl.uint8))
 
@@ -274,8 +278,9 @@ def _choose_kernel(
 def _filter(x_ptr, vocab_size, winner, top, temperature, top_p, min_p, top_k, key, BLOCK: tl.constexpr):
     """Return the winner of the tokens that the filters keep; ``winner`` is that of all tokens."""
     inverse = _inverse(temperature)
-    least = tl.where(min_p > 0, top + temperature.to(tl.float64) * tl.log(tl.where(min_p > 0, min_p, 1.0).to(tl.float64)), float("-inf"))
-    least = least.to(tl.float32)
+    log_min_p = tl.log(tl.where(min_p > 0, min_p, 1.0).to(tl.float64))
+    least = (top + temperature.to(tl.float64) * log_min_p).to(tl.float32)
+    least = tl.where(min_p > 0, least, float("-inf"))
     last = tl.full((), 2147483647, tl.int32)  # the last token that is kept of those whose logit is `least`
     if top_k > 0:
         least, last = _worst_kept(x_ptr, vocab_size, least, top_k, BLOCK)
@@ -385,7 +390,14 @@ def _nth_equal(x_ptr, vocab_size, value, n, BLOCK: tl.constexpr):
 
 
 def _launch(
-    op: SampleTokens, logits: Tensor, rows: Tensor, positions: Tensor, *, shift: int, random: bool, filtered: bool
+    op: SampleTokens,
+    logits: Tensor,
+    rows: Tensor,
+    positions: Tensor,
+    *,
+    shift: int,
+    random: bool,
+    filtered: bool,
 ) -> tuple[Tensor, Tensor]:
     num_rows, num_positions, vocab_size = logits.shape
     num_items, device = num_rows * num_positions, logits.device
@@ -399,7 +411,9 @@ def _launch(
     share = triton.cdiv(triton.cdiv(vocab_size, num_shares), _BLOCK) * _BLOCK
     tops = torch.empty((num_items, num_shares), dtype=torch.float32, device=device)
     best = torch.empty((num_items, num_shares), dtype=torch.int32, device=device)
-    scores, winners = (torch.empty_like(tops, dtype=torch.float64), torch.empty_like(best)) if random else (tops, best)
+    scores, winners = tops, best
+    if random:
+        scores, winners = torch.empty_like(tops, dtype=torch.float64), torch.empty_like(best)
     operands = logits, rows, positions, op.numbers, op.integers, tops, best, scores, winners
     columns = op.numbers.shape[1], op.integers.shape[1]
     _scan_kernel[(num_items, num_shares)](

@@ -42,7 +42,18 @@ _RACE_VECTORS = 8
 
 @cpu_jit
 def sample_rows(
-    logits, rows, positions, tokens, is_finite, numbers, integers, num_positions, vocab_size, shift, begin, end
+    logits,
+    rows,
+    positions,
+    tokens,
+    is_finite,
+    numbers,
+    integers,
+    num_positions,
+    vocab_size,
+    shift,
+    begin,
+    end,
 ):
     """Sample items ``begin`` to ``end``. ``logits``, ``rows`` and ``positions`` are addresses."""
     logits = array_at(logits, end * vocab_size, numbers)
@@ -118,7 +129,7 @@ def _goal(top_p, total):
 
 @cpu_function
 def _weigh(x, size, top, temperature, least, place):
-    """Return the units of all tokens whose logit is at least ``least``, and of those better than ``place``."""
+    """Return the units of all tokens from the logit ``least`` on, and of those better than ``place``."""
     slope, value = np.float32(np.float32(1) / temperature), x[place]
     total, above = np.int64(0), np.int64(0)
     for i in range(size):
@@ -137,7 +148,8 @@ def _race(x, size, key, temperature, floor, floor_place):
     """
     width, inverse = lanes(), 1 / np.float64(temperature)
     whole = size - size % width
-    slope, zero, top, odd_0, odd_1 = splat(inverse * _LOG2_E), splat(0.0), splat(-np.inf), splat(0.0), splat(0.0)
+    slope, zero, top = splat(inverse * _LOG2_E), splat(0.0), splat(-np.inf)
+    odd_0, odd_1 = splat(0.0), splat(0.0)
     best, winner, bound = -np.inf, 0, LOWEST
     for first in range(0, whole, _RACE_VECTORS * width):
         end, score = min(first + _RACE_VECTORS * width, whole), splat(-np.inf)

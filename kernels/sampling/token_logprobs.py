@@ -25,7 +25,8 @@ def token_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Ten
 
     Numbers are the log-probability of the row's token in ``token_ids`` ``[m]`` int64, then those of the best
     tokens. Integers are the token, its rank, then the best tokens. ``logits`` is ``[m, V]`` float32, and
-    ``num_top`` is at most V. Rows with NaN or infinity give meaningless results. Does not wait for the device.
+    ``num_top`` is at most V. Rows with NaN or plus infinity give meaningless results. Does not wait for the
+    device.
     """
     logits, token_ids = logits.contiguous(), token_ids.contiguous()
     if logits.is_cuda:

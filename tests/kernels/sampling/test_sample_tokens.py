@@ -1,4 +1,4 @@
-"""Sampled tokens against the reference in float64, which sorts; their distribution; what a row may depend on."""
+"""Sampled tokens against the reference, which sorts; their distribution; what a row may depend on."""
 
 import functools
 
@@ -210,11 +210,13 @@ launches += [
 launches += [(token_logprobs._logprobs_kernel, {"BLOCK": token_logprobs._BLOCK}, 8)]
 for kernel, constants, num_warps in launches:
     def kind(name):
-        return "constexpr" if name in constants else types.get(name, "*i64" if name.endswith("_ptr") else "i32")
+        integer = "*i64" if name.endswith("_ptr") else "i32"
+        return "constexpr" if name in constants else types.get(name, integer)
 
     signature = {name: kind(name) for name in kernel.arg_names}
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
-    ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": num_warps}).asm["ptx"]
+    target, options = GPUTarget("cuda", 90, 32), {"num_warps": num_warps}
+    ptx = triton.compile(source, target=target, options=options).asm["ptx"]
     assert ".local" not in ptx, "registers spilled"
     print("compiled")
 """
