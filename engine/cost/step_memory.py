@@ -25,9 +25,8 @@ from kernels.gated_delta.gated_delta_chunk import CHUNK_TOKENS
 from kernels.sampling.token_mask import num_words
 
 SAMPLING_BYTES = 33
-"""Bytes that sampling holds at a time for each logit: processed logits, weights, their order and sums."""
-SORT_BYTES = 24
-"""Assumed workspace of a GPU's sort for each logit: another copy of keys and indices, twice."""
+"""Bytes that sampling holds at a time for each logit: processed logits, counts of tokens and penalties.
+Filters and draws hold nothing."""
 LIBRARIES_BYTES = 512 << 20
 """Assumed; nothing has measured it yet."""
 _TOKEN_TABLE_BYTES = 9
@@ -55,7 +54,7 @@ class StepMemory:
         vocab_size, num_positions = model.vocab_size, 1 + demand.num_speculative
         num_tokens = demand.max_num_seqs * num_positions
         logits = num_tokens * vocab_size * _FLOAT
-        sampling = num_tokens * vocab_size * (SAMPLING_BYTES + SORT_BYTES)
+        sampling = num_tokens * vocab_size * SAMPLING_BYTES
         history = 0 if num_positions == 1 else 8 * demand.max_model_len
         row = vocab_size * _TOKEN_TABLE_BYTES + num_positions * num_words(vocab_size) * 4 + history
         return cls(

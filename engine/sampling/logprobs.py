@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from engine.memory.async_copy import Download, upload
+from kernels.sampling.token_logprobs import token_logprobs
 from wire.messages.generation import TokenLogprobs
 
 TOKENS_AT_ONCE = 128
@@ -36,13 +37,7 @@ class LogprobTensors:
 
         For each token, the ``num_top`` best tokens at its place are reported as well.
         """
-        logprobs = torch.log_softmax(logits.float(), dim=-1)
-        chosen = logprobs.gather(1, token_ids[:, None])
-        ranks = (logprobs > chosen).sum(dim=-1, keepdim=True) + 1
-        top_values, top_ids = logprobs.topk(min(num_top, logits.shape[1]), dim=-1)
-        return cls(
-            torch.cat((chosen, top_values), dim=1), torch.cat((token_ids[:, None], ranks, top_ids), dim=1)
-        )
+        return cls(*token_logprobs(logits.float(), token_ids, min(num_top, logits.shape[1])))
 
     def start_copy(self) -> LogprobCopy:
         """Queue the copy to the host after everything launched so far."""

@@ -2,7 +2,7 @@
 
 The order is vLLM's: bias, forbidden stop tokens, penalties, grammar, temperature, min-p, top-k, top-p, draw.
 Where a row's thinking has used up its budget, the end mark's token is taken instead of all this.
-A draw is a race among the remaining tokens (:mod:`kernels.sampling.exponential_race`). Its noise depends only
+A draw is a race among the remaining tokens (:mod:`kernels.sampling.sample_tokens`). Its noise depends only
 on the request's seed, the token's index and the token, and every operation treats each row by itself. So a
 request's tokens depend neither on the other requests of the batch nor on drafts. At every index the *target*,
 which is the served model, chooses its own token. A draft is right if and only if it equals that token.
@@ -18,14 +18,10 @@ from __future__ import annotations
 import torch
 
 from engine.sampling.logits_processors import count_tokens, process_logits
-from engine.sampling.sampling_table import SamplingColumns, SamplingNeeds, SamplingTable
+from engine.sampling.sampling_table import SamplingNeeds, SamplingTable
 from engine.sampling.thinking_budgets import ThinkingBudgets
-from kernels.sampling.exponential_race import exponential_race
+from kernels.sampling.sample_tokens import SampleTokens
 from kernels.sampling.token_mask import mask_tokens
-
-_LARGEST_INT32 = (1 << 31) - 1
-_UNITS = 2.0**40
-"""Top-p counts a weight of 1 as this many units. A weight below one unit counts as nothing."""
 
 
 class Sampler:
@@ -45,6 +41,7 @@ class Sampler:
         self._table = table
         self._masks = masks
         self._budgets = budgets
+        self._choose = SampleTokens(table.fields.device["numbers"], table.fields.device["integers"])
 
     def sample(
         self,
@@ -58,32 +55,28 @@ class Sampler:
 
         ``logits`` ``[R, T, V]`` float32 stay unchanged. They belong to ``input_ids`` ``[R, T]`` int64 at
         ``positions`` ``[R, T]`` int64 of the requests in ``rows`` ``[R]`` int64. If logits hold NaN or
-        infinity, their token is meaningless.
+        infinity, their token is meaningless. On a CPU, the next call of this shape overwrites the results.
         """
         raw = logits
-        if needs.random or needs.processed:
-            index = positions + 1
-            columns = self._table.gather(rows)
         if needs.processed:
             logits = process_logits(
                 logits,
                 rows=rows,
-                index=index,
+                index=positions + 1,
                 input_ids=input_ids,
-                columns=columns,
+                columns=self._table.gather(rows),
                 stop_ids=self._table.stop_ids[rows],
                 tokens=self._table.tokens,
             )
         if needs.constrained:
             logits = self._constrain(raw, logits, rows)
-        best, token_ids = logits.max(dim=-1)
-        if needs.random:
-            drawn = _draw(logits, columns, index, filtered=needs.filtered)
-            token_ids = torch.where(columns.temperature[:, None] > 0, drawn, token_ids)
+        token_ids, is_finite = self._choose(
+            logits, rows, positions, shift=1, random=needs.random, filtered=needs.filtered
+        )
         if needs.budgeted:
             assert self._budgets is not None
             token_ids = self._budgets.force(token_ids, rows, positions + 1, input_ids[:, 1:])
-        return token_ids, best.abs() < torch.inf  # the same as isfinite, with half the launches
+        return token_ids, is_finite
 
     def _constrain(self, raw: torch.Tensor, processed: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """Remove the tokens that grammars forbid from ``processed``.
@@ -106,12 +99,10 @@ class Sampler:
         Random rows draw with the noise that the target will use. So a drafter whose probabilities are close
         to the target's usually draws the target's token. Only the target applies penalties and biases.
         """
-        token_ids = logits.argmax(dim=-1)
-        if needs.random:
-            columns = self._table.gather(rows)
-            drawn = _draw(logits[:, None], columns, index[:, None], filtered=needs.filtered)[:, 0]
-            token_ids = torch.where(columns.temperature > 0, drawn, token_ids)
-        return token_ids
+        token_ids, _ = self._choose(
+            logits[:, None], rows, index[:, None], shift=0, random=needs.random, filtered=needs.filtered
+        )
+        return token_ids[:, 0]
 
     def commit(
         self,
@@ -137,61 +128,3 @@ class Sampler:
         if needs.budgeted:
             assert self._budgets is not None
             self._budgets.commit(rows, gained, num_gained)
-
-
-def _draw(
-    logits: torch.Tensor, columns: SamplingColumns, index: torch.Tensor, *, filtered: bool
-) -> torch.Tensor:
-    """Draw one token per position, ``[R, T]``, from ``logits`` ``[R, T, V]``.
-
-    The tokens of greedy rows have no meaning.
-    """
-    temperature = torch.where(columns.temperature > 0, columns.temperature, 1.0)
-    weights = torch.softmax(logits / temperature[:, None, None], dim=-1)
-    # Two numbers per position say which tokens remain: the smallest weight that remains, and the last token
-    # that remains among those of exactly this weight.
-    least = columns.min_p[:, None] * weights.amax(dim=-1)
-    last_token = torch.full_like(index, weights.shape[-1])
-    if filtered:
-        # A row without a filter keeps all tokens, even those that rounding in the running sum would drop: a
-        # seed must give the same tokens in every batch.
-        is_filtered = ((columns.top_k > 0) | (columns.top_p < 1.0))[:, None]
-        head_least, head_last = _end_of_head(weights, least, columns.top_k, columns.top_p)
-        least = torch.where(is_filtered, head_least, least)
-        last_token = torch.where(is_filtered, head_last, last_token)
-    return exponential_race(weights, least, last_token, columns.seed, index)
-
-
-def _end_of_head(
-    weights: torch.Tensor, least: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return weight and id, each ``[R, T]``, of the worst remaining token of ``weights`` ``[R, T, V]``.
-
-    Three filters follow each other. The first keeps the tokens whose weight is at least ``least`` ``[R, T]``.
-    The second keeps the ``top_k`` best of these. The third keeps only as many of the best as are needed for
-    the share ``top_p`` of the weight that is left. All filters use the same order, so one running sum serves
-    all three. It is a sum of integers: a device may add them in any order, in any batch.
-    """
-    vocab_size = weights.shape[-1]
-    ordered, order = _sort_descending(weights)
-    running = (ordered * _UNITS).to(torch.int64).cumsum_(dim=-1)
-    most = torch.where(top_k > 0, top_k, vocab_size)[:, None, None]
-    num_heavy = torch.searchsorted(-ordered, -least[..., None], right=True)
-    last = torch.minimum(most, num_heavy).clamp_(min=1) - 1
-    goal = (top_p.to(torch.float64)[:, None, None] * running.gather(2, last)).ceil().to(torch.int64)
-    enough = torch.searchsorted(running, goal)
-    last = torch.where(top_p[:, None, None] < 1.0, torch.minimum(last, enough), last)
-    return ordered.gather(2, last)[..., 0], order.gather(2, last)[..., 0]
-
-
-def _sort_descending(probs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sort probabilities and their tokens along the last axis: best first, and equal ones by token id."""
-    if probs.device.type != "cpu":
-        return probs.sort(dim=-1, descending=True, stable=True)
-    # NumPy sorts integers in vector registers, ten times as fast as PyTorch. The bits of non-negative floats
-    # have the same order as the floats. The token id in the low half of a key makes all keys different.
-    bits = probs.view(torch.int32).to(torch.int64)
-    keys = ((_LARGEST_INT32 - bits) << 32) | torch.arange(probs.shape[-1])
-    keys.numpy().sort(axis=-1)
-    order = keys & _LARGEST_INT32
-    return probs.gather(-1, order), order

@@ -27,7 +27,7 @@ from engine.request import Request
 from wire.messages.sampling_params import SamplingParams
 
 _NUMBERS = {
-    "temperature": 0.0,
+    "temperature": 0.0,  # the first three in this order, for kernels.sampling.sample_tokens
     "top_p": 1.0,
     "min_p": 0.0,
     "repetition_penalty": 1.0,
@@ -51,7 +51,7 @@ class SamplingNeeds:
     random: bool = False
     """Some row has a temperature above 0."""
     filtered: bool = False
-    """Some random row has a top-k or top-p."""
+    """Some random row has a top-k, top-p or min-p."""
     processed: bool = False
     """Some row has a bias, a penalty or forbidden stop tokens."""
     constrained: bool = False
@@ -232,7 +232,7 @@ def _needs_of(params: SamplingParams, has_stop_ids: bool) -> SamplingNeeds:
     forbids_stop = params.min_tokens > 0 and has_stop_ids
     return SamplingNeeds(
         random=random,
-        filtered=random and (params.top_k > 0 or params.top_p < 1.0),
+        filtered=random and (params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0),
         processed=bool(params.logit_bias) or params.has_penalties or forbids_stop,
         constrained=params.grammar is not None,
         budgeted=params.thinking is not None and params.thinking.budget is not None,

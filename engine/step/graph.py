@@ -1,7 +1,7 @@
 """Decode steps replayed as CUDA graphs. On a CPU the same steps run eagerly: each kernel is called.
 
 There is one graph for each captured batch size and each kind of sampling in :data:`CAPTURED`: greedy
-batches, for example, skip the sort that top-p requires. A graph holds a whole step: all that
+batches, for example, skip the race. A graph holds a whole step: all that
 :class:`engine.step.program.StepProgram` runs, and the kernel that makes indices from the row tables. To
 launch a graph, the host uploads the rows, blocks and slots that it has chosen, and makes one call.
 
@@ -33,8 +33,9 @@ CAPTURED = [
 """The kinds of sampling for which graphs are captured, each before the kinds that do more.
 
 A step replays the first kind that does all that its rows need. What a row does not need leaves its logits as
-they are, bit for bit. Temperature 1 with top-p 1, which is OpenAI's default, skips the sort. Processors,
-grammars and budgets of thinking are rarer, and share a kind: alone, each would cost as many graphs again.
+they are, bit for bit. Temperature 1 with top-p 1, which is OpenAI's default, reads the logits once.
+Processors, grammars and budgets of thinking are rarer, and share a kind: alone, each would cost as many
+graphs again.
 """
 
 WARM_UP_RUNS = 2

@@ -25,7 +25,9 @@ RUNTIME_SIZES = {
     "num_rows",
     "num_splits",
     "num_tokens",
+    "num_shares",
     "share",
+    "shift",
     "table_stride",
 }
 """Arguments of kernels that change from step to step. Triton would compile a kernel again when such a number

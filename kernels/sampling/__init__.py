@@ -1,1 +1,1 @@
-"""The choice of tokens: masks of grammars, and the exponential race that samples."""
+"""The choice of tokens: masks of grammars, sampling, and log-probabilities."""

@@ -107,5 +107,4 @@ def _sampling(model: Model, batches: tuple[int, ...]) -> Iterator[Case]:
             yield sampling_cases.sample(model, kind, rows, 1)
     yield sampling_cases.sample(model, "greedy", batches[1], DRAFTED)
     for rows in batches:
-        yield sampling_cases.race(model, rows)
         yield sampling_cases.accept(model, rows, DRAFTED)

@@ -12,7 +12,6 @@ from benchmarks.kernels.cases.models import Model
 from engine.request import Request
 from engine.sampling.sampler import Sampler
 from engine.sampling.sampling_table import SamplingTable
-from kernels.sampling.exponential_race import exponential_race
 from kernels.speculation.accept_drafts import AcceptDrafts
 from wire.messages.sampling_params import SamplingParams
 
@@ -20,6 +19,7 @@ STOP_IDS = 8
 KINDS = {
     "greedy": SamplingParams(max_tokens=9, temperature=0),
     "random": SamplingParams(max_tokens=9, temperature=0.8),
+    "top-p": SamplingParams(max_tokens=9, temperature=1.0, top_p=0.95),
     "top-k, top-p": SamplingParams(max_tokens=9, temperature=0.8, top_k=50, top_p=0.9),
 }
 
@@ -53,7 +53,7 @@ def sample(model: Model, kind: str, rows: int, positions: int) -> Case:
             torch.full((len(logits),), value, device=logits.device)
             for value in (params.temperature, params.top_p)
         )
-        top_k = torch.full((len(logits),), params.top_k, device=logits.device)
+        top_k = torch.full((len(logits),), params.top_k or logits.shape[1], device=logits.device)
         if kind == "greedy":
             return lambda: logits.argmax(dim=-1)
         if kind == "random":
@@ -68,34 +68,6 @@ def sample(model: Model, kind: str, rows: int, positions: int) -> Case:
         operands,
         ours,
         {"eager": torch_eager},
-        comparable=False,
-    )
-
-
-def race(model: Model, rows: int) -> Case:
-    def operands(device: torch.device) -> SimpleNamespace:
-        weights = torch.softmax(random(device, torch.float32, rows, 1, model.config.vocab_size) * 2, dim=-1)
-        index = torch.ones(rows, 1, dtype=torch.int64, device=device)
-        return SimpleNamespace(
-            weights=weights,
-            least=torch.zeros(rows, 1, device=device),
-            last=torch.full_like(index, model.config.vocab_size),
-            seeds=torch.arange(rows, device=device),
-            index=index,
-        )
-
-    def torch_eager(o: SimpleNamespace) -> Call:
-        weights = o.weights[:, 0]
-        return lambda: torch.multinomial(weights, 1)
-
-    return Case(
-        "exponential_race",
-        case_name(model, rows=rows),
-        work.sampling(rows, 1, model.config.vocab_size),
-        model.weight_bytes,
-        operands,
-        lambda o: lambda: exponential_race(o.weights, o.least, o.last, o.seeds, o.index),
-        {"torch.multinomial": torch_eager},
         comparable=False,
     )
 

@@ -27,7 +27,8 @@ from kernels.norms.relu_squared import relu_squared
 from kernels.norms.rms_norm import add_rms_norm, rms_norm
 from kernels.norms.sigmoid_gate import add_sigmoid_gated, sigmoid_gate
 from kernels.norms.silu_gate import silu_gate
-from kernels.sampling.exponential_race import exponential_race
+from kernels.sampling.sample_tokens import SampleTokens
+from kernels.sampling.token_logprobs import token_logprobs
 from kernels.sampling.token_mask import mask_tokens, num_words
 from kernels.speculation.accept_drafts import AcceptDrafts
 from kernels.speculation.ngram_draft import NgramDraft
@@ -260,7 +261,10 @@ def launch_sampling(model: Model, rows: Rows) -> None:
     masks = empty(64, num_positions, num_words(model.vocab_size))
     mask_tokens(logits, empty(num_rows, dtype=torch.int64), masks)
     index = empty(num_rows, num_positions, dtype=torch.int64)
-    exponential_race(logits, logits[..., 0], index, index[:, 0], index)
+    sample = SampleTokens(empty(64, 6, dtype=torch.float32), empty(64, 3, dtype=torch.int64))
+    for random, filtered in ((False, False), (True, False), (True, True)):
+        sample(logits, index[:, 0], index, shift=1, random=random, filtered=filtered)
+    token_logprobs(logits.flatten(0, 1), index.flatten(), 20)
 
 
 def launch_drafting(rows: Rows) -> None:

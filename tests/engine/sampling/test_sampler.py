@@ -229,7 +229,7 @@ def test_needs_name_what_some_request_asks_for():
     for request in requests:
         table.fill(request)
     assert table.needs([requests[2]]) == SamplingNeeds()
-    assert table.needs([requests[0], requests[4]]) == SamplingNeeds(random=True)
+    assert table.needs([requests[0], requests[4]]) == SamplingNeeds(random=True, filtered=True)
     assert table.needs([requests[3]]) == SamplingNeeds(random=True, filtered=True)
     assert table.needs([requests[6]]) == SamplingNeeds(processed=True)
     assert table.needs(requests) == EVERYTHING
