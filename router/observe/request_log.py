@@ -59,7 +59,7 @@ class RequestLog:
         this id."""
         if (found := self._in_flight.get(request_id)) is not None:
             return found
-        begins = b'[%b,' % orjson.dumps(request_id)
+        begins = b"[%b," % orjson.dumps(request_id)
         packed = next((one for one in reversed(self._ended) if one.startswith(begins)), None)
         return None if packed is None else RequestRecord.unpacked(packed)
 
