@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from functools import lru_cache
 
 
 def give_back() -> None:
@@ -15,10 +14,9 @@ def give_back() -> None:
     of 8 MB was tokenized, the process held 0.9 GB of free memory for good. The call takes milliseconds and
     does not hold the GIL. It has no effect with a C library that lacks ``malloc_trim``.
     """
-    if (trim := _malloc_trim()) is not None:
-        trim(0)
+    if _malloc_trim is not None:
+        _malloc_trim(0)
 
 
-@lru_cache(maxsize=1)
-def _malloc_trim() -> Callable[[int], int] | None:
-    return getattr(ctypes.CDLL(None), "malloc_trim", None)
+_malloc_trim: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
+"""Found at the start: objects that are made while a large body is parsed would keep its memory."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import secrets
 import time
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from operator import attrgetter
+from typing import Any, Literal
 
 from wire.messages.generation import RequestStats
 from wire.messages.traceparent import with_span
@@ -41,6 +43,9 @@ class TimelineEvent:
     """For a retry: the code of the error that led to it."""
 
 
+_values_of = attrgetter(*(field.name for field in fields(TimelineEvent)))
+
+
 @dataclass(slots=True)
 class ServerCall:
     """A call to a server, for the request's trace."""
@@ -73,6 +78,22 @@ class ChoiceTimeline:
         self._attempt = 0
         self._prefilled_s = 0.0
         self._submitted: TimelineEvent | None = None
+
+    @classmethod
+    def unpacked(
+        cls, prefill_worker: str | None, decode_worker: str | None, *events: Sequence[Any]
+    ) -> ChoiceTimeline:
+        """Return the timeline of a choice that has ended, from what :meth:`packed` returned for it."""
+        timeline = cls()
+        timeline.prefill_worker, timeline.decode_worker = prefill_worker, decode_worker
+        timeline.events = [TimelineEvent(*event) for event in events]
+        timeline.stage = "finished"
+        return timeline
+
+    def packed(self) -> list[Any]:
+        """Return what is shown of a choice after its end, as values of JSON."""
+        events = [_values_of(event) for event in self.events]
+        return [self.prefill_worker, self.decode_worker, *events]
 
     def call(self, name: Literal["prefill", "decode"], worker: str) -> str:
         """Note that a server is about to be called. Return the ``traceparent`` for the call."""

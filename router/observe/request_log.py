@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections import deque
 from itertools import islice
 
+import orjson
+
 from router.observe.request_record import RequestRecord
 from wire.errors import OverloadedError, TwinfangError
 
 MAX_ENDED = 512
-"""Maximum number of ended requests that are kept. Each takes some hundred bytes, or a few kilobytes with many
-choices."""
-MAX_CHOICES_KEPT = 4096
-"""Maximum number of choices of all kept requests together. This limit is needed because a single request may
-have as many choices as the router allows."""
+"""Maximum number of ended requests that are kept. Each takes about a kilobyte for each of its choices."""
+MAX_ENDED_BYTES = 4 << 20
+"""Maximum size of all kept requests together. This limit is needed because a single request may have as many
+choices as the router allows."""
 
 
 class RequestLog:
@@ -21,10 +22,11 @@ class RequestLog:
 
     def __init__(self) -> None:
         self._in_flight: dict[str, RequestRecord] = {}
-        self._ended: deque[RequestRecord] = deque()
+        self._ended: deque[bytes] = deque()
+        """Ended requests as :meth:`RequestRecord.packed` returns them, the newest last."""
         self.num_ended = 0
         """Number of requests that have ended since the start, including those that are no longer kept."""
-        self._num_choices_kept = 0
+        self._num_ended_bytes = 0
 
     @property
     def num_queued(self) -> int:
@@ -55,8 +57,11 @@ class RequestLog:
     def find(self, request_id: str) -> RequestRecord | None:
         """Return the request in flight with this id. If there is none, return the last ended request with
         this id."""
-        found = self._in_flight.get(request_id)
-        return found or next((one for one in reversed(self._ended) if one.id == request_id), None)
+        if (found := self._in_flight.get(request_id)) is not None:
+            return found
+        begins = b"[%b," % orjson.dumps(request_id)
+        packed = next((one for one in reversed(self._ended) if one.startswith(begins)), None)
+        return None if packed is None else RequestRecord.unpacked(packed)
 
     def newest(self, limit: int) -> list[RequestRecord]:
         """Return requests in flight, then requests that have ended. Both parts begin with the newest
@@ -74,11 +79,12 @@ class RequestLog:
 
     def last_ended(self, limit: int) -> list[RequestRecord]:
         """Return the requests that ended last, the newest first."""
-        return list(islice(reversed(self._ended), limit))
+        return list(map(RequestRecord.unpacked, islice(reversed(self._ended), limit)))
 
     def _keep(self, record: RequestRecord) -> None:
-        self._ended.append(record)
+        packed = record.packed()
+        self._ended.append(packed)
         self.num_ended += 1
-        self._num_choices_kept += len(record.choices)
-        while len(self._ended) > MAX_ENDED or self._num_choices_kept > MAX_CHOICES_KEPT:
-            self._num_choices_kept -= len(self._ended.popleft().choices)
+        self._num_ended_bytes += len(packed)
+        while len(self._ended) > MAX_ENDED or self._num_ended_bytes > MAX_ENDED_BYTES:
+            self._num_ended_bytes -= len(self._ended.popleft())
