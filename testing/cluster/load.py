@@ -24,6 +24,8 @@ class Row:
     what: str
     seconds: float
     num_requests: int
+    slowest_s: float
+    """How long the slowest of the requests took."""
     errors: list[str]
     """HTTP statuses other than 200, broken connections, and answers that are not those of before."""
 
@@ -51,12 +53,13 @@ class Load:
             yield clients
         finally:
             clients.stop()
-            row = Row(
-                what, time.monotonic() - began_s, clients.num_answers + len(clients.errors), clients.errors
-            )
+            seconds = time.monotonic() - began_s
+            num_requests = clients.num_answers + len(clients.errors)
+            row = Row(what, seconds, num_requests, clients.slowest_s, clients.errors)
             self.rows.append(row)
             print(
-                f"{what}: {row.seconds:.0f} s, {row.num_requests} requests, {len(row.errors)} errors",
+                f"{what}: {row.seconds:.0f} s, {row.num_requests} requests, the slowest took "
+                f"{row.slowest_s:.1f} s, {len(row.errors)} errors",
                 flush=True,
             )
 
@@ -69,6 +72,7 @@ class Clients:
         self._answers = load.answers
         self._is_over = threading.Event()
         self.num_answers = 0
+        self.slowest_s = 0.0
         self.errors: list[str] = []
         self._lock = threading.Lock()
         self._threads = [threading.Thread(target=self._run, args=[i]) for i in range(NUM_CLIENTS)]
@@ -84,8 +88,10 @@ class Clients:
     def _run(self, first: int) -> None:
         prompts = itertools.islice(itertools.cycle(PROMPTS), first, None)
         while not self._is_over.is_set():
+            began_s = time.monotonic()
             error = self._asked(next(prompts))
             with self._lock:
+                self.slowest_s = max(self.slowest_s, time.monotonic() - began_s)
                 if error:
                     self.errors.append(error)
                 else:
@@ -105,8 +111,11 @@ class Clients:
 
 def table(rows: list[Row]) -> str:
     """Returns the rows as Markdown."""
-    lines = ["| what happened | seconds | requests | errors |", "|---|---|---|---|"]
-    lines += [f"| {row.what} | {row.seconds:.0f} | {row.num_requests} | {len(row.errors)} |" for row in rows]
+    lines = ["| what happened | seconds | requests | slowest | errors |", "|---|---|---|---|---|"]
+    lines += [
+        f"| {row.what} | {row.seconds:.0f} | {row.num_requests} | {row.slowest_s:.1f} s | {len(row.errors)} |"
+        for row in rows
+    ]
     return "\n".join(lines)
 
 
