@@ -90,9 +90,7 @@ def test_an_upgrade_with_other_values_is_taken(release: Release, admin: Any) -> 
             "limitStore": {"existingSecret": "limits"},
         },
     }
-    for manifest in release.install(VALUES | changed, CPU_DEMO):
-        stored = admin.get(path_of(release, manifest))
-        assert missing_from(stored, manifest) == [], manifest["kind"]
+    release.install(VALUES | changed, CPU_DEMO)
     now = deployment(release, admin)
     assert (now["spec"]["replicas"], now["metadata"]["uid"]) == (5, before["metadata"]["uid"])
     assert now["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == 90
