@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -38,6 +39,8 @@ class Load:
     """Returns the Service's address, once there is a Service."""
     answers: dict[str, str] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
+    trust: ssl.SSLContext | None = None
+    """How clients check certificates, once the Service speaks HTTPS."""
 
     def learn(self, url: str) -> None:
         """Learns the right answers from another server."""
@@ -69,6 +72,7 @@ class Clients:
 
     def __init__(self, load: Load) -> None:
         self._url = load.url()
+        self._trust = load.trust
         self._answers = load.answers
         self._is_over = threading.Event()
         self.num_answers = 0
@@ -102,7 +106,7 @@ class Clients:
     def _asked(self, prompt: str) -> str:
         """Returns what was wrong, empty if nothing was."""
         try:
-            answer = asked(self._url, prompt)
+            answer = asked(self._url, prompt, self._trust)
         except (httpx.HTTPError, AssertionError) as error:
             return f"{type(error).__name__}: {error}"
         expected = self._answers[prompt]
@@ -119,10 +123,10 @@ def table(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
-def asked(url: str, prompt: str) -> str:
+def asked(url: str, prompt: str, trust: ssl.SSLContext | None = None) -> str:
     """Asks for a completion, greedily, over a connection of its own: that is what a Service balances."""
     body = {"model": "bundled_model", "prompt": prompt, "max_tokens": MAX_TOKENS, "temperature": 0}
-    with httpx.Client(timeout=REQUEST_TIMEOUT_S) as client:
+    with httpx.Client(timeout=REQUEST_TIMEOUT_S, verify=trust or True) as client:
         answer = client.post(f"{url}/v1/completions", json=body | {"ignore_eos": True})
     assert answer.status_code == 200, f"{answer.status_code}: {answer.text}"
     (choice,) = answer.json()["choices"]
