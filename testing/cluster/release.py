@@ -80,8 +80,22 @@ class HelmRelease:
         )
 
     def service_url(self) -> str:
+        spec = self._service()["spec"]
+        (port,) = spec["ports"]
+        return f"{port['appProtocol']}://{spec['clusterIP']}:{port['port']}"
+
+    def service_address(self) -> str:
+        return str(self._service()["spec"]["clusterIP"])
+
+    def put_secret(self, name: str, files: dict[str, Path]) -> None:
+        """Makes a secret of files, or replaces what it holds."""
+        data = {key: path.read_text() for key, path in files.items()}
+        metadata = {"name": name, "namespace": self.release.namespace}
+        self.release.apply([{"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": data}])
+
+    def _service(self) -> Manifest:
         path = f"/api/v1/namespaces/{self.release.namespace}/services/{self.release.prefix}-router"
-        return f"http://{self._api.get(path)['spec']['clusterIP']}"
+        return self._api.get(path)
 
     def _helm(self, *arguments: str) -> None:
         self.release.helm(*arguments, "--namespace", self.release.namespace, timeout_s=HELM_DEADLINE_S)

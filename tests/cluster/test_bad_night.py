@@ -5,8 +5,15 @@ Each test needs those before it: they are one story of one release.
 
 from __future__ import annotations
 
+import itertools
+import re
+import ssl
+from pathlib import Path
+
+import httpx
 import pytest
 
+from testing.certificates import Authority
 from testing.cluster.cluster import FIRST_TAG, SECOND_TAG
 from testing.cluster.load import Load
 from testing.cluster.machine import kill_processes_of
@@ -20,11 +27,18 @@ DRAIN_DEADLINE_S = 900.0
 RESTART_DEADLINE_S = 600.0
 NUM_REQUESTS = 12
 ANSWERS_DEADLINE_S = 240.0
+SECRET_DEADLINE_S = 300.0
+"""A kubelet brings a changed secret to its pods within two minutes."""
+SERVER_NAME = "llm.example.com"
+HTTPS: Manifest = {
+    "tls": {"secretName": "router-tls", "serverName": SERVER_NAME, "caKey": "ca.crt"},
+    "service": {"port": 443},
+}
 
 pytestmark = pytest.mark.timeout(3600)
 
 
-def values(*, size: int, tag: str = FIRST_TAG) -> Manifest:
+def values(*, size: int, tag: str = FIRST_TAG, router: Manifest | None = None) -> Manifest:
     """The demo on CPUs, with the planner as soon as there is more than one of each."""
     found: Manifest = {
         "image": {"tag": tag},
@@ -36,7 +50,8 @@ def values(*, size: int, tag: str = FIRST_TAG) -> Manifest:
             "shutdownGraceSeconds": 60,
             # On a starved machine, a role's only server has been silent for longer than 15 s, the default.
             "flags": {"hold-s": 60},
-        },
+        }
+        | (router or {}),
     }
     if size > 1:
         flags = {f"{bound}-{role}": size for bound in ("min", "max") for role in ("prefill", "decode")}
@@ -133,3 +148,60 @@ def test_a_node_is_drained(release: HelmRelease, load: Load) -> None:
         assert {pod["spec"]["nodeName"] for pod in release.pods()} == {"node-a"}
         release.release.kubectl("uncordon", "node-b")
     assert load.rows[-1].errors == []
+
+
+def test_routers_turn_to_https_and_their_certificate_is_replaced(
+    release: HelmRelease, load: Load, tmp_path: Path
+) -> None:
+    """Clients know the certificate by the Service's address, the planner by the chart's ``serverName``."""
+    authority = Authority()
+    root = authority.write_root(tmp_path)
+
+    def issue() -> str:
+        files = authority.write(tmp_path, SERVER_NAME, release.service_address())
+        found = {"tls.crt": files.certificate, "tls.key": files.private_key, "ca.crt": root}
+        release.put_secret("router-tls", found)
+        return first_certificate(files.certificate)
+
+    issue()
+    release.upgrade(values(size=2, router=HTTPS), CPU_DEMO)
+    release.wait_until_rolled_out()
+    load.trust = authority.client()
+    with load.during("HTTPS on both routers; another certificate in their secret"):
+        (planner,) = release.ready("autoscale")
+        ages: list[dict[str, float]] = []
+
+        def plans() -> bool:
+            """From the start on, the ages of a planner that can't read routers do nothing but grow."""
+            ages.append(plan_ages(planner))
+            return all(
+                any(now[role] < before[role] for before, now in itertools.pairwise(ages))
+                for role in ("prefill", "decode")
+            )
+
+        wait_until(plans, "the planner knows the load", ANSWERS_DEADLINE_S, interval_s=0.5)
+        renewed = issue()
+        wait_until(
+            lambda: all(served_certificate(pod) == renewed for pod in release.ready("router")),
+            "all routers have the new certificate",
+            SECRET_DEADLINE_S,
+            interval_s=0.5,
+        )
+    assert load.rows[-1].errors == []
+
+
+def plan_ages(planner: Manifest) -> dict[str, float]:
+    """Returns how long ago each pool was planned from its load, in seconds."""
+    page = httpx.get(f"http://{planner['status']['podIP']}:18300/metrics").text
+    found = re.findall(r'^twinfang_autoscale_plan_age_seconds{role="(\w+)"} (\S+)$', page, re.MULTILINE)
+    return {role: float(age) for role, age in found}
+
+
+def first_certificate(path: Path) -> str:
+    text = path.read_text()
+    return text[: text.index(ssl.PEM_FOOTER)].strip()
+
+
+def served_certificate(pod: Manifest) -> str:
+    text = ssl.get_server_certificate((pod["status"]["podIP"], 8000), timeout=ANSWERS_DEADLINE_S)
+    return text[: text.index(ssl.PEM_FOOTER)].strip()

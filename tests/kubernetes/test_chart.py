@@ -36,9 +36,7 @@ by_example = pytest.mark.parametrize("example", [None, *EXAMPLES], ids=lambda e:
 def test_every_object_is_taken_and_kept_as_it_was_given(
     release: Release, admin: Any, example: Path | None
 ) -> None:
-    files = [] if example is None else [example]
-    values = VALUES | (SCALED if example is None else {})
-    applied = release.install(values, *files)
+    applied = release.install(VALUES | SCALED) if example is None else release.install({}, example)
     for manifest in applied:
         stored = admin.get(path_of(release, manifest))
         assert missing_from(stored, manifest) == [], manifest["kind"]
@@ -81,7 +79,16 @@ def test_an_upgrade_with_other_values_is_taken(release: Release, admin: Any) -> 
         "poolDefaults": {"replicas": 5, "flags": {"max-num-seqs": 32}, "drainSeconds": 60},
         "decodePools": {"long": {"flags": {"max-model-len": 65536}}},
         "nixl": {"portRange": "21000-21999"},
-        "router": {"replicas": 3, "service": {"type": "NodePort"}},
+        "router": {
+            "replicas": 3,
+            "service": {"type": "NodePort"},
+            "tls": {"secretName": "router-tls", "caKey": "ca.crt"},
+        },
+        "auth": {
+            **VALUES["auth"],
+            "apiKeys": {"existingSecret": "keys"},
+            "limitStore": {"existingSecret": "limits"},
+        },
     }
     release.install(VALUES | changed, CPU_DEMO)
     now = deployment(release, admin)

@@ -19,7 +19,7 @@ FOLLOWS_S = 1.0
 
 async def test_a_router_finds_its_servers_and_serves(cloud):
     router = await cloud.start_router()
-    await until(lambda: "no decode server is ready" in router.why_not_ready())
+    await until(lambda: "no decode server is connected" in router.why_not_ready())
     prefill = await cloud.add("prefill-0", "prefill")
     pod = cloud.create("decode-0")
     decode = await cloud.serve(pod, "decode")
