@@ -10,8 +10,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.side_by_side.arrangement import CACHE_GIB, MAX_NUM_SEQS, Pair, Process
+from benchmarks.side_by_side.contenders.arrangement import CACHE_GIB, MAX_NUM_SEQS, Pair, Process
 from testing.checkpoints.random_model import MAX_MODEL_LEN
+
+NGRAM = {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4}
+"""The lengths are our defaults. With prefix caching, too, vLLM 0.32 on a CPU ends at the first request: it
+would launch a Triton kernel (mamba_utils.py, precopy_mamba_align_fused_kernel)."""
 
 TCMALLOC = Path("/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4")
 """The path in Debian's package libtcmalloc-minimal4: vLLM asks for it on a CPU."""
@@ -45,6 +49,11 @@ class Vllm:
 
     def server(self, flags: str) -> Process:
         return self._process("vllm", "vLLM", flags, _cores())
+
+    def drafting(self, num_drafts: int, flags: str) -> Process:
+        config = shlex.quote(json.dumps(NGRAM | {"num_speculative_tokens": num_drafts}))
+        words = f"--speculative-config {config} --no-enable-prefix-caching {flags}"
+        return self._process("vllm", "vLLM", words, _cores())
 
     def pair(self, flags: str) -> Pair:
         """Returns a pair in which each server has half of the cores. If they shared one core, the threads of
