@@ -95,7 +95,7 @@ def long_table(report: Report) -> str:
 
 
 def short_table(report: Report) -> str:
-    """Returns the README's table: a line for each of ``SHORT_ROWS``, a cell for the figures of a contender."""
+    """Returns the README's table: ``SHORT_ROWS``, with all figures of a contender in one cell."""
     titles = {
         name: report["arrangements"][name]["title"]
         for name in SHORT_COLUMNS
