@@ -35,7 +35,7 @@ from benchmarks.side_by_side.models import MODELS
 from benchmarks.side_by_side.options import parse
 from benchmarks.side_by_side.plan import Point, Visit, expected_s, visits
 from benchmarks.side_by_side.plot import plot
-from benchmarks.side_by_side.progress import Progress
+from benchmarks.side_by_side.progress import BusyError, Progress, only_run_in
 from benchmarks.side_by_side.publication import publish
 from benchmarks.side_by_side.tables import (
     answers_line,
@@ -141,7 +141,6 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
     """Runs everything that is left; returns the report."""
     cores = sorted(os.sched_getaffinity(0))[: options.cores]
     os.sched_setaffinity(0, cores)  # servers inherit it
-    options.folder.mkdir(parents=True, exist_ok=True)
     before = machine()
     print(f"{before['processor']}, {len(cores)} cores, load {before['load_average']:.1f}")
     contenders = chosen(options)
@@ -179,7 +178,12 @@ def main() -> int:
     options = parse(__doc__)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # or what it has started would outlive it
     if options.source is None:
-        report = measured(options)
+        options.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            with only_run_in(options.folder):
+                report = measured(options)
+        except BusyError as error:
+            raise SystemExit(str(error)) from None
     else:
         report = json.loads(options.source.read_text(encoding="utf-8"))
     tables = (long_table(report), changes_table(report), pairs_table(report))

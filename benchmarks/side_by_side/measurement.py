@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from benchmarks.serving.load import run_load
+from benchmarks.serving.load import LoadError, run_load
 from benchmarks.side_by_side.contenders.arrangement import Server
 from benchmarks.side_by_side.cores import CoreTimes
 from benchmarks.side_by_side.loads import LOADS, WARM_UP_SEED, WARM_UP_TOKENS, seed_of
@@ -41,7 +41,8 @@ def measure(
 
 
 def answer(server: Server, directory: Path) -> str:
-    """Returns the text of a greedy answer. Raises :class:`httpx.HTTPError`."""
+    """Returns the text of a greedy answer. Raises :class:`httpx.HTTPError`, and
+    :class:`benchmarks.serving.load.LoadError` if the stream breaks."""
     body = {
         "model": directory.name,
         "prompt": LOADS["short"].workload(directory, 0).prompt(0),
@@ -56,6 +57,8 @@ def answer(server: Server, directory: Path) -> str:
         response.raise_for_status()
         for line in response.iter_lines():
             if line.startswith("data: {"):
-                choices = json.loads(line.removeprefix("data: "))["choices"]
-                text += choices[0]["text"] if choices else ""
+                event = json.loads(line.removeprefix("data: "))
+                if "error" in event:
+                    raise LoadError(f"the stream broke: {event['error']}")
+                text += "".join(choice["text"] for choice in event["choices"])
     return text

@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from benchmarks.json_file import read_json, write_json
 from benchmarks.side_by_side.plan import Point, Visit
+
+
+class BusyError(Exception):
+    """Another run uses the folder."""
+
+
+@contextmanager
+def only_run_in(folder: Path) -> Iterator[None]:
+    """Keeps other runs out of the folder. Two at once would measure each other, and each would write only its own
+    figures. Raises :class:`BusyError`."""
+    with (folder / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BusyError(f"another run measures in {folder}: wait until it has ended") from None
+        yield
 
 
 @dataclass

@@ -17,7 +17,7 @@ from benchmarks.side_by_side.loads import DRAFTS, EVERYBODY, LOADS, seed_of
 from benchmarks.side_by_side.models import MODELS
 from benchmarks.side_by_side.options import parse
 from benchmarks.side_by_side.plan import expected_s, visits
-from benchmarks.side_by_side.progress import Progress
+from benchmarks.side_by_side.progress import BusyError, Progress, only_run_in
 from benchmarks.side_by_side.tables import (
     answers_line,
     changes_table,
@@ -185,6 +185,14 @@ def test_a_file_that_cannot_be_read_counts_as_none(tmp_path):
     progress = Progress.kept_in(tmp_path, {})
     progress.file.write_text('{"measurements": [')
     assert Progress.kept_in(tmp_path, {}).measurements == []
+
+
+def test_two_runs_do_not_measure_in_one_folder_at_once(tmp_path):
+    with only_run_in(tmp_path), pytest.raises(BusyError, match="another run measures in"):
+        with only_run_in(tmp_path):
+            pass
+    with only_run_in(tmp_path):
+        pass
 
 
 # --- figures --------------------------------------------------------------------------------------
