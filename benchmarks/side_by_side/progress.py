@@ -21,8 +21,8 @@ class BusyError(Exception):
 
 @contextmanager
 def only_run_in(folder: Path) -> Iterator[None]:
-    """Keeps other runs out of the folder. Two at once would measure each other, and each would write only its own
-    figures. Raises :class:`BusyError`."""
+    """Keeps other runs out of the folder. Two at once would measure each other, and each would write only its
+    own figures. Raises :class:`BusyError`."""
     with (folder / "lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -188,9 +188,12 @@ def test_a_file_that_cannot_be_read_counts_as_none(tmp_path):
 
 
 def test_two_runs_do_not_measure_in_one_folder_at_once(tmp_path):
-    with only_run_in(tmp_path), pytest.raises(BusyError, match="another run measures in"):
-        with only_run_in(tmp_path):
-            pass
+    with (
+        only_run_in(tmp_path),
+        pytest.raises(BusyError, match="another run measures in"),
+        only_run_in(tmp_path),
+    ):
+        pass
     with only_run_in(tmp_path):
         pass
 
