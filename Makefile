@@ -39,8 +39,8 @@ lint: $(READY)  ## ruff, mypy, import-linter, rooms
 	@$(BIN)/lint-imports
 	@$(BIN)/python -m testing.rooms
 
-bench: $(READY)  ## `up` and `serve` beside vLLM, its pair and transformers, half an hour; VLLM=environment that has vLLM
-	@$(BIN)/python -m benchmarks.side_by_side $(if $(VLLM),--vllm "$(VLLM)") --publish
+bench: $(READY)  ## `up` and `serve` beside vLLM, its pair, llama.cpp and transformers, an hour; VLLM=environment LLAMA=folder
+	@$(BIN)/python -m benchmarks.side_by_side $(if $(VLLM),--vllm "$(VLLM)") $(if $(LLAMA),--llama "$(LLAMA)") --publish
 
 gpu:  ## three calls of eight minutes on a GPU, with a $(PYTHON) that has torch with CUDA; CALL=1|2|3 OUT=folder PEERS=folder
 	@"$(PYTHON)" -m benchmarks.gpu $(if $(CALL),--call $(CALL)) $(if $(OUT),--out "$(OUT)") $(if $(PEERS),--peers "$(PEERS)")

@@ -16,8 +16,15 @@ OnEvent = Callable[[bytes, float], None]
 """Gets an event without the blank line after it, and its time (``time.perf_counter``)."""
 
 
+REFUSALS = (b"HTTP/1.1 429", b"HTTP/1.1 503")
+
+
 class StreamError(Exception):
     """A request failed, or the connection broke."""
+
+
+class RefusedError(StreamError):
+    """The server has too many requests. The connection cannot be used again."""
 
 
 class EventStream(asyncio.Protocol):
@@ -89,7 +96,8 @@ class EventStream(asyncio.Protocol):
             return False
         lower = head.lower()
         if not head.startswith(b"HTTP/1.1 200") or b"transfer-encoding: chunked" not in lower:
-            self._fail(f"answered with {self._unread[:600].decode(errors='replace')}")
+            kind = RefusedError if head.startswith(REFUSALS) else StreamError
+            self._fail(f"answered with {self._unread[:600].decode(errors='replace')}", kind)
             return False
         self._has_head, self._unread = True, rest
         return True
@@ -98,6 +106,6 @@ class EventStream(asyncio.Protocol):
         if self._ended is not None and not self._ended.done():
             self._ended.set_result(None)
 
-    def _fail(self, reason: str) -> None:
+    def _fail(self, reason: str, kind: type[StreamError] = StreamError) -> None:
         if self._ended is not None and not self._ended.done():
-            self._ended.set_exception(StreamError(reason))
+            self._ended.set_exception(kind(reason))

@@ -1,5 +1,8 @@
-"""Closed-loop load on an OpenAI-compatible server: a fixed number of requests in flight, each streamed to its
-end."""
+"""Load on an OpenAI-compatible server, each request streamed to its end.
+
+Closed-loop: a fixed number of requests is in flight. Open-loop: requests are sent when they are due. In a
+conversation, each prompt has the earlier ones and their answers.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,19 @@ import asyncio
 import json
 import random
 import time
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from typing import Any
 
-from benchmarks.serving.event_stream import EventStream, StreamError
+from benchmarks.serving.event_stream import EventStream, RefusedError, StreamError
 
 REQUEST_TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True)
 class Workload:
-    """The common properties of a run's requests; their prompts are random and different."""
+    """The common properties of a run's requests. Their prompts are random and differ, unless ``shared_len``
+    or ``prompts`` say otherwise."""
 
     input_len: int
     """Tokens of a prompt, exactly."""
@@ -28,10 +34,20 @@ class Workload:
     """Of the prompts."""
     temperature: float = 0.0
     top_p: float = 1.0
+    shared_len: int = 0
+    """Tokens at the beginning that all prompts share, whatever the seed; ``input_len`` counts them too."""
+    prompts: tuple[tuple[int, ...], ...] = ()
+    """If any, requests take these in turn instead of random ones; ``seed`` says where they begin."""
 
     def prompt(self, index: int) -> list[int]:
-        rng = random.Random(f"{self.seed} {index}")
-        return [rng.randint(self.first_token_id, self.last_token_id) for _ in range(self.input_len)]
+        if self.prompts:
+            return list(self.prompts[(self.seed + index) % len(self.prompts)])
+        shared = self._random("shared", self.shared_len)
+        return shared + self._random(f"{self.seed} {index}", self.input_len - self.shared_len)
+
+    def _random(self, seed: str, num_tokens: int) -> list[int]:
+        rng = random.Random(seed)
+        return [rng.randint(self.first_token_id, self.last_token_id) for _ in range(num_tokens)]
 
 
 @dataclass
@@ -59,11 +75,14 @@ class Timing:
 
 @dataclass(frozen=True)
 class Run:
-    """One run at one concurrency."""
+    """One run at one concurrency, or at one rate of arrivals."""
 
     concurrency: int
+    """The most requests that were in flight."""
     duration_s: float
     timings: list[Timing]
+    num_refused: int = 0
+    """Requests that the server refused because it had too many."""
 
     @property
     def output_tokens_per_s(self) -> float:
@@ -76,19 +95,93 @@ class LoadError(Exception):
 
 async def run_load(url: str, model: str, workload: Workload, *, concurrency: int, num_requests: int) -> Run:
     """Sends ``num_requests`` requests, ``concurrency`` of them at a time. Raises :class:`LoadError`."""
-    indexes = iter(range(num_requests))
-    timings: list[Timing] = []
-    streams = [await EventStream.connect(url) for _ in range(min(concurrency, num_requests))]
 
-    async def work(stream: EventStream) -> None:
-        for index in indexes:
-            timings.append(await timed_request(stream, model, workload, index))
+    async def ask(stream: EventStream, index: int) -> list[Timing]:
+        return [await timed_request(stream, model, workload, index)]
+
+    return await _closed_loop(url, ask, concurrency, num_requests)
+
+
+async def run_conversations(
+    url: str, model: str, workload: Workload, *, turns: int, concurrency: int, num_conversations: int
+) -> Run:
+    """Holds conversations of ``turns`` requests, ``concurrency`` of them at a time.
+
+    Each prompt is the whole conversation so far, answers included, and ``input_len`` new tokens. The server
+    must return the token ids of its answers. Raises :class:`LoadError`.
+    """
+
+    async def converse(stream: EventStream, number: int) -> list[Timing]:
+        timings, history = [], list[int]()
+        for turn in range(turns):
+            history += workload.prompt(number * turns + turn)
+            events: list[bytes] = []
+            timings.append(await timed_prompt(stream, model, workload, history, keep=events))
+            history += token_ids(events, workload.output_len)
+        return timings
+
+    return await _closed_loop(url, converse, concurrency, num_conversations)
+
+
+async def run_open_load(url: str, model: str, workload: Workload, *, rate: float, num_requests: int) -> Run:
+    """Sends requests as a Poisson process, ``rate`` a second on average, whether or not earlier ones ended.
+
+    Arrivals depend only on seed and rate. A request's time runs from when it was due, so that a client or
+    server that lags does not hide it. Raises :class:`LoadError`.
+    """
+    rng = random.Random(f"{workload.seed} {rate}")
+    timings: list[Timing] = []
+    idle = [await EventStream.connect(url)]
+    in_flight = most_in_flight = num_refused = 0
+
+    async def one(index: int, due: float) -> None:
+        nonlocal in_flight, most_in_flight, num_refused
+        in_flight += 1
+        most_in_flight = max(most_in_flight, in_flight)
+        stream = idle.pop() if idle else await EventStream.connect(url)
+        try:
+            timings.append(await timed_prompt(stream, model, workload, workload.prompt(index), sent=due))
+        except RefusedError:
+            num_refused += 1
+            stream.close()
+        else:
+            idle.append(stream)
+        in_flight -= 1
+
+    started = due = time.perf_counter()
+    try:
+        async with asyncio.TaskGroup() as requests:
+            for index in range(num_requests):
+                due += rng.expovariate(rate)
+                await asyncio.sleep(max(0.0, due - time.perf_counter()))
+                requests.create_task(one(index, due))
+        return Run(most_in_flight, time.perf_counter() - started, timings, num_refused)
+    finally:
+        for stream in idle:
+            stream.close()
+
+
+async def _closed_loop(
+    url: str,
+    work: Callable[[EventStream, int], Coroutine[Any, Any, list[Timing]]],
+    concurrency: int,
+    num_pieces: int,
+) -> Run:
+    """Does ``work`` for each number below ``num_pieces``, ``concurrency`` at a time, each on a connection of
+    its own."""
+    numbers = iter(range(num_pieces))
+    timings: list[Timing] = []
+    streams = [await EventStream.connect(url) for _ in range(min(concurrency, num_pieces))]
+
+    async def go_on(stream: EventStream) -> None:
+        for number in numbers:
+            timings.extend(await work(stream, number))
 
     started = time.perf_counter()
     try:
         async with asyncio.TaskGroup() as workers:
             for stream in streams:
-                workers.create_task(work(stream))
+                workers.create_task(go_on(stream))
         return Run(concurrency, time.perf_counter() - started, timings)
     finally:
         for stream in streams:
@@ -97,9 +190,26 @@ async def run_load(url: str, model: str, workload: Workload, *, concurrency: int
 
 async def timed_request(stream: EventStream, model: str, workload: Workload, index: int) -> Timing:
     """Sends the workload's prompt number ``index`` and reads the answer. Raises :class:`LoadError`."""
+    return await timed_prompt(stream, model, workload, workload.prompt(index))
+
+
+async def timed_prompt(
+    stream: EventStream,
+    model: str,
+    workload: Workload,
+    prompt: list[int],
+    *,
+    sent: float | None = None,
+    keep: list[bytes] | None = None,
+) -> Timing:
+    """Sends a prompt and reads the answer.
+
+    The request's time runs from ``sent``, by default from now. If ``keep`` is given, the server is asked for
+    token ids, and all events go there. Raises :class:`LoadError`, and :class:`RefusedError`.
+    """
     body = {
         "model": model,
-        "prompt": workload.prompt(index),
+        "prompt": prompt,
         "max_tokens": workload.output_len,
         "temperature": workload.temperature,
         "top_p": workload.top_p,
@@ -108,14 +218,20 @@ async def timed_request(stream: EventStream, model: str, workload: Workload, ind
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    timing = Timing(time.perf_counter())
+    if keep is not None:
+        body["return_token_ids"] = True
+    timing = Timing(time.perf_counter() if sent is None else sent)
     broken: list[str] = []
 
     def take(event: bytes, now: float) -> None:
+        if keep is not None:
+            keep.append(event)
         _take(event, now, timing, broken)
 
     try:
         await stream.post("/v1/completions", body, take, REQUEST_TIMEOUT_S)
+    except RefusedError:
+        raise
     except (StreamError, TimeoutError) as error:
         raise LoadError(str(error) or f"no answer within {REQUEST_TIMEOUT_S:g} s") from error
     if broken:
@@ -125,13 +241,26 @@ async def timed_request(stream: EventStream, model: str, workload: Workload, ind
     return timing
 
 
+def token_ids(events: list[bytes], num_tokens: int) -> list[int]:
+    """Returns the token ids of an answer from its events. Raises :class:`LoadError` if any is missing."""
+    found: list[int] = []
+    for event in events:
+        if event.startswith(b"data: {"):
+            for choice in json.loads(event.removeprefix(b"data: "))["choices"]:
+                found += choice.get("token_ids") or ()
+    if len(found) != num_tokens:
+        raise LoadError(f"the server returned the ids of {len(found)} tokens, not of {num_tokens}")
+    return found
+
+
 def _take(event: bytes, now: float, timing: Timing, broken: list[str]) -> None:
     """Records one server-sent event that arrived at ``now``.
 
     Events of tokens are counted without parsing them, because the client shares the cores with the measured
-    servers.
+    servers. Some servers send the usage in an event of its own, others in the last one, which has no text.
     """
-    if b'"choices":[{' in event or b'"choices": [{' in event:
+    has_usage = b'"usage":{' in event or b'"usage": {' in event
+    if not has_usage and (b'"choices":[{' in event or b'"choices": [{' in event):
         timing.events.append(now)
     elif event.startswith(b"data: {"):
         data = json.loads(event.removeprefix(b"data: "))
@@ -139,3 +268,5 @@ def _take(event: bytes, now: float, timing: Timing, broken: list[str]) -> None:
             broken.append(str(data["error"]))
         else:
             timing.num_tokens = data["usage"]["completion_tokens"]
+            if any(choice["text"] for choice in data["choices"]):
+                timing.events.append(now)

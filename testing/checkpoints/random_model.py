@@ -14,23 +14,17 @@ from pathlib import Path
 
 from testing.checkpoints.random_checkpoint import CheckpointShape, make_checkpoint
 
-MAX_MODEL_LEN = 1024
+MAX_MODEL_LEN = 4096
 
 
 @dataclass(frozen=True)
 class BenchmarkModel:
-    """One model size, and the number of its measurements."""
+    """One model size."""
 
     name: str
     """The model's name for clients and of its directory."""
     title: str
     shape: CheckpointShape
-    requests: dict[int, int]
-    """Requests of a measurement, by the number of requests in flight."""
-    starts_s: float
-    """Time to start and stop all arrangements once, on two idle cores."""
-    load_s: float
-    """Time to measure all arrangements once, on the same cores."""
 
 
 SMALL = BenchmarkModel(
@@ -51,9 +45,6 @@ SMALL = BenchmarkModel(
         chunk_size=128,
         max_position_embeddings=MAX_MODEL_LEN,
     ),
-    requests={1: 8, 8: 32, 32: 64},
-    starts_s=155.0,
-    load_s=120.0,
 )
 
 LARGE = BenchmarkModel(
@@ -74,9 +65,6 @@ LARGE = BenchmarkModel(
         chunk_size=128,
         max_position_embeddings=MAX_MODEL_LEN,
     ),
-    requests={1: 2, 8: 16},
-    starts_s=95.0,
-    load_s=285.0,
 )
 
 MODELS = {model.name.rpartition("-")[2]: model for model in (SMALL, LARGE)}

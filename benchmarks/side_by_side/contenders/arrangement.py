@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -114,6 +115,8 @@ class Process:
     environment: dict[str, str]
     """Added to the inherited environment; an empty value removes a variable."""
     share: float = 1.0
+    prepare: Callable[[Path], Path] = lambda model: model
+    """Returns what ``command`` gets instead of the model's directory, for example another file format."""
 
     def settings(self) -> dict[str, object]:
         program, *flags = self.command(ANY_MODEL, 0)
@@ -124,7 +127,7 @@ class Process:
     @contextmanager
     def running(self, model: Path) -> Iterator[Server]:
         [port] = free_ports(1)
-        with started(self.command(model, port), self.environment) as (process, log):
+        with started(self.command(self.prepare(model), port), self.environment) as (process, log):
             url = local_url(port)
             wait_until_ready(url, process, log)
             yield Server(url, (process.pid,))
@@ -183,10 +186,15 @@ class Pair:
 def started(
     command: list[str], environment: Mapping[str, str]
 ) -> Iterator[tuple[subprocess.Popen[bytes], IO[bytes]]]:
-    """Yields a process and its log; stops the process in the end. An empty value removes a variable."""
+    """Yields a process and its log; stops the process in the end. An empty value removes a variable.
+
+    If this program is killed, the process gets SIGTERM, where the command ``setpriv`` is installed. A server
+    that outlived its benchmark would take cores from the next one.
+    """
+    setpriv = shutil.which("setpriv")
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
-            command,
+            command if setpriv is None else [setpriv, "--pdeathsig", "TERM", "--", *command],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

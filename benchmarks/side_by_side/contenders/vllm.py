@@ -10,8 +10,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.side_by_side.arrangement import CACHE_GIB, MAX_NUM_SEQS, Pair, Process
+from benchmarks.side_by_side.contenders.arrangement import CACHE_GIB, MAX_NUM_SEQS, Pair, Process
 from testing.checkpoints.random_model import MAX_MODEL_LEN
+
+NGRAM = {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4}
+"""The lengths are our defaults."""
+NO_PREFIX_CACHING = "--no-enable-prefix-caching"
+"""With its default, vLLM 0.32 on a CPU ends as soon as a request of a Mamba model fills a block: it would
+launch a Triton kernel (mamba_utils.py, precopy_mamba_align_fused_kernel)."""
 
 TCMALLOC = Path("/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4")
 """The path in Debian's package libtcmalloc-minimal4: vLLM asks for it on a CPU."""
@@ -44,7 +50,11 @@ class Vllm:
         return self.program.parent.parent.glob("lib/python*/site-packages")
 
     def server(self, flags: str) -> Process:
-        return self._process("vllm", "vLLM", flags, _cores())
+        return self._process("vllm", "vLLM", f"{NO_PREFIX_CACHING} {flags}", _cores())
+
+    def drafting(self, num_drafts: int, flags: str) -> Process:
+        config = shlex.quote(json.dumps(NGRAM | {"num_speculative_tokens": num_drafts}))
+        return self.server(f"--speculative-config {config} {flags}")
 
     def pair(self, flags: str) -> Pair:
         """Returns a pair in which each server has half of the cores. If they shared one core, the threads of

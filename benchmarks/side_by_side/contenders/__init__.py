@@ -1,0 +1,1 @@
+"""The compared servers: how each is found, started and stopped."""

@@ -1,0 +1,66 @@
+"""Checkpoints in llama.cpp's file format, written by its own converter.
+
+    python -m benchmarks.side_by_side.contenders.gguf LLAMA_CPP MODEL FILE
+
+The converter knows tokenizers of published models by a hash and refuses others. The benchmark's prompts are
+token ids, so that any of its tokenizers will do.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import runpy
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+LAYERS = {"linear_attention": "M", "mamba": "M", "mlp": "-", "full_attention": "*", "attention": "*"}
+EXPERT_FIELDS = ("num_experts_per_tok", "n_routed_experts", "n_shared_experts")
+"""The converter takes a model that has them for one of experts, even if none of its layers is."""
+TOKENIZER = "default"
+
+
+def converter_config(config: dict[str, Any]) -> dict[str, Any]:
+    """Returns a dense NemotronH's ``config.json`` as the converter reads it: the layers as a pattern of
+    letters, without experts and MTP layers. Raises :class:`KeyError` if a layer is of another kind."""
+    pattern = "".join(LAYERS[layer] for layer in config["layers_block_type"])
+    left_out = {*EXPERT_FIELDS, "layers_block_type", "mtp_layers_block_type", "num_nextn_predict_layers"}
+    kept = {name: value for name, value in config.items() if name not in left_out}
+    return kept | {"hybrid_override_pattern": pattern, "num_hidden_layers": len(pattern)}
+
+
+def converted(llama_cpp: Path, model: Path, folder: Path) -> Path:
+    """Returns the model as a file in ``folder``; writes it unless it is there and newer than the model."""
+    file = folder / f"{model.name}.gguf"
+    weights = max(path.stat().st_mtime for path in model.glob("*.safetensors"))
+    if not file.exists() or file.stat().st_mtime < weights:
+        folder.mkdir(parents=True, exist_ok=True)
+        draft = file.with_suffix(".unfinished")
+        command = [sys.executable, "-m", __spec__.name, str(llama_cpp), str(model), str(draft)]
+        subprocess.run(command, check=True, capture_output=True)
+        os.replace(draft, file)
+    return file
+
+
+def main() -> None:
+    llama_cpp, model, file = map(Path, sys.argv[1:])
+    sys.path[:0] = [str(llama_cpp), str(llama_cpp / "gguf-py")]
+    base = importlib.import_module("conversion.base")
+    base.TextModel.get_vocab_base_pre = lambda self, tokenizer: TOKENIZER
+    with tempfile.TemporaryDirectory() as folder:
+        for path in model.iterdir():
+            (Path(folder) / path.name).symlink_to(path.absolute())
+        config = Path(folder) / "config.json"
+        content = json.loads(config.read_text(encoding="utf-8"))
+        config.unlink()  # the model's own stays as it is
+        config.write_text(json.dumps(converter_config(content)), encoding="utf-8")
+        sys.argv = ["convert_hf_to_gguf.py", folder, "--outtype", "f32", "--outfile", str(file)]
+        runpy.run_path(str(llama_cpp / sys.argv[0]), run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()
