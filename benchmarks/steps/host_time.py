@@ -3,11 +3,12 @@
     python -m benchmarks.steps.host_time                       # a look
     python -m benchmarks.steps.host_time --as after --publish  # into results/ and docs/performance.md
 
-A decode server of both roles serves the 2 M-parameter model of ``side_by_side`` to one client process, which
-has 1, 8 or 32 answers on its stream. For each step of that many decode rows, the benchmark measures CPU time
-of the engine's thread by phase, of the event loop's thread, and of all other threads, which are gRPC's. Then
-it measures the router: its process's CPU time per step of as many streams, with a stub worker
-(``router.py``). It uses CPU time, because other processes change wall time.
+A decode server of both roles serves a model of the smallest size to one client process, which has 1 to 256
+answers on its stream. For each step of that many decode rows, the benchmark measures CPU time of the engine's
+thread by phase, of the event loop's thread, and of all other threads, which are gRPC's. What the model's run
+still costs is measured too, and left out of the sums. Then it measures the router: its process's CPU time per
+step of as many streams, with a stub worker (``router.py``). It uses CPU time, because other processes change
+wall time.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ from engine.config import EngineConfig
 from engine.step.launched_step import LaunchedStep
 from engine.step_result import StepResult
 from telemetry.start_up import StartUp
-from testing.checkpoints.random_model import SMALL, checkpoint
+from testing.checkpoints.random_checkpoint import CheckpointShape
+from testing.checkpoints.random_model import BenchmarkModel, checkpoint
 from testing.marked_section import replace_between
 from testing.repository import DOCS, RESULTS
 from twinfang.bench.machine import machine
@@ -51,9 +53,32 @@ from wire.server import GrpcServer
 FIGURES = RESULTS / "host_time.json"
 PAGE = DOCS / "performance.md"
 MARKS = ("<!-- host time: begin, written by benchmarks.steps.host_time -->", "<!-- host time: end -->")
-BATCH_SIZES = (1, 8, 32)
+BATCH_SIZES = (1, 8, 32, 128, 256)
 DRAFTS = (0, 3)
 PROMPT_TOKENS, WARM_UP_STEPS, STEPS = 64, 20, 150
+MODEL = BenchmarkModel(
+    name="nemotron-h-null",
+    title="nearly nothing",
+    shape=CheckpointShape(
+        pattern="M*",
+        vocab_size=512,
+        hidden_size=16,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        head_dim=16,
+        intermediate_size=16,
+        mamba_num_heads=2,
+        mamba_head_dim=16,
+        n_groups=1,
+        ssm_state_size=16,
+        chunk_size=128,
+        max_position_embeddings=4096,
+    ),
+    requests={},
+    starts_s=0.0,
+    load_s=0.0,
+)
+"""A hybrid with one recurrent layer and one attention layer: its requests have blocks and states."""
 STREAM_STEP_S, STREAM_S = 0.02, 4.0
 START_TIMEOUT_S = 120.0
 
@@ -129,6 +154,7 @@ class MeasuredServer:
             cache_memory_bytes=1 << 28,
             num_threads=1,
         )
+        self._num_drafts = num_drafts
         self._server = GrpcServer("127.0.0.1", 0)
         config = DecodeConfig(engine, "127.0.0.1", self._server.port, "host-time")
         self._service = DecodeService(config, self._server, incarnation="host-time", start_up=StartUp())
@@ -162,7 +188,7 @@ class MeasuredServer:
             "-m",
             "benchmarks.steps.host_time",
             "--ask",
-            f"{self._server.port},{num_rows}",
+            f"{self._server.port},{num_rows},{self._num_drafts}",
         )
         client = await asyncio.create_subprocess_exec(*command)
         try:
@@ -187,15 +213,18 @@ class MeasuredServer:
         await self._server._server.stop(0)
 
 
-async def ask(port: int, num_rows: int) -> None:
-    """Runs the client: ``num_rows`` answers on one stream, read as they arrive until the first has ended."""
+async def ask(port: int, num_rows: int, num_drafts: int) -> None:
+    """Runs the client: ``num_rows`` answers on one stream, read as they arrive until the first has ended.
+
+    The prompts' lengths differ, so that the answers need their next blocks in different steps.
+    """
     async with open_channel(f"127.0.0.1:{port}") as channel:
         stream: Any = channel.stream_stream(STREAM_PATH)()
-        num_tokens = (WARM_UP_STEPS + STEPS + 2 * num_rows) * (1 + max(DRAFTS))
+        num_tokens = (WARM_UP_STEPS + STEPS + 2 * num_rows) * (1 + num_drafts)
         params = SamplingParams(max_tokens=num_tokens, temperature=0, ignore_eos=True)
         for i in range(num_rows):
-            tokens = tuple(5 + (7 * i + 31 * j) % 500 for j in range(PROMPT_TOKENS))
-            await stream.write(encode(Submit(f"request-{i:04}-of-the-client", tokens, params, None)))
+            tokens = tuple(5 + (7 * i + 31 * j) % 500 for j in range(PROMPT_TOKENS + i % 16))
+            await stream.write(encode(Submit(f"request-{i:04}-of-the-client", tokens, params, None, handle=i)))
         while True:
             news = decode_stream_reply(await stream.read())
             if isinstance(news, StepNews) and news.outputs:
@@ -297,7 +326,7 @@ def main() -> None:
         return
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        model_dir = checkpoint(SMALL, Path(folder))
+        model_dir = checkpoint(MODEL, Path(folder))
         steps = [
             row for drafts in DRAFTS for row in asyncio.run(measure_server(model_dir, drafts, options.rounds))
         ]
