@@ -224,7 +224,9 @@ async def ask(port: int, num_rows: int, num_drafts: int) -> None:
         params = SamplingParams(max_tokens=num_tokens, temperature=0, ignore_eos=True)
         for i in range(num_rows):
             tokens = tuple(5 + (7 * i + 31 * j) % 500 for j in range(PROMPT_TOKENS + i % 16))
-            await stream.write(encode(Submit(f"request-{i:04}-of-the-client", tokens, params, None, handle=i)))
+            await stream.write(
+                encode(Submit(f"request-{i:04}-of-the-client", tokens, params, None, handle=i))
+            )
         while True:
             news = decode_stream_reply(await stream.read())
             if isinstance(news, StepNews) and news.outputs:
