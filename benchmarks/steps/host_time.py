@@ -24,6 +24,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,18 +45,14 @@ from testing.checkpoints.random_model import BenchmarkModel, checkpoint
 from testing.marked_section import replace_between
 from testing.repository import DOCS, RESULTS
 from twinfang.bench.machine import machine
-from wire.codec import encode
-from wire.messages.generation import StepNews, Submit
-from wire.messages.sampling_params import SamplingParams
-from wire.rpc import STREAM_PATH, decode_stream_reply, open_channel
 from wire.server import GrpcServer
 
 FIGURES = RESULTS / "host_time.json"
 PAGE = DOCS / "performance.md"
 MARKS = ("<!-- host time: begin, written by benchmarks.steps.host_time -->", "<!-- host time: end -->")
-BATCH_SIZES = (1, 8, 32, 128, 256)
+BATCH_SIZES = (1, 32, 128, 256)
 DRAFTS = (0, 3)
-PROMPT_TOKENS, WARM_UP_STEPS, STEPS = 64, 20, 150
+WARM_UP_STEPS, STEPS = 20, 150
 MODEL = BenchmarkModel(
     name="nemotron-h-null",
     title="nearly nothing",
@@ -80,7 +77,7 @@ MODEL = BenchmarkModel(
 )
 """A hybrid with one recurrent layer and one attention layer: its requests have blocks and states."""
 STREAM_STEP_S, STREAM_S = 0.02, 4.0
-START_TIMEOUT_S = 120.0
+START_TIMEOUT_S = 600.0
 
 PHASES = {
     "schedule": "`Scheduler.schedule`",
@@ -183,13 +180,9 @@ class MeasuredServer:
     async def measure(self, num_rows: int) -> Window:
         """Measures one window of steps; a separate process sends the requests."""
         self._window = Window(self._clock, num_rows)
-        command = (
-            sys.executable,
-            "-m",
-            "benchmarks.steps.host_time",
-            "--ask",
-            f"{self._server.port},{num_rows},{self._num_drafts}",
-        )
+        num_tokens = (WARM_UP_STEPS + STEPS + 2 * num_rows) * (1 + self._num_drafts)
+        of_client = map(str, (self._server.port, num_rows, num_tokens))
+        command = (sys.executable, "-m", "benchmarks.router.decode_client", *of_client)
         client = await asyncio.create_subprocess_exec(*command)
         try:
             await asyncio.wait_for(client.wait(), START_TIMEOUT_S)
@@ -213,32 +206,13 @@ class MeasuredServer:
         await self._server._server.stop(0)
 
 
-async def ask(port: int, num_rows: int, num_drafts: int) -> None:
-    """Runs the client: ``num_rows`` answers on one stream, read as they arrive until the first has ended.
-
-    The prompts' lengths differ, so that the answers need their next blocks in different steps.
-    """
-    async with open_channel(f"127.0.0.1:{port}") as channel:
-        stream: Any = channel.stream_stream(STREAM_PATH)()
-        num_tokens = (WARM_UP_STEPS + STEPS + 2 * num_rows) * (1 + num_drafts)
-        params = SamplingParams(max_tokens=num_tokens, temperature=0, ignore_eos=True)
-        for i in range(num_rows):
-            tokens = tuple(5 + (7 * i + 31 * j) % 500 for j in range(PROMPT_TOKENS + i % 16))
-            await stream.write(
-                encode(Submit(f"request-{i:04}-of-the-client", tokens, params, None, handle=i))
-            )
-        while True:
-            news = decode_stream_reply(await stream.read())
-            if isinstance(news, StepNews) and news.outputs:
-                stream.cancel()
-                return
-
-
-async def measure_server(model_dir: Path, num_drafts: int, rounds: int) -> list[dict[str, Any]]:
+async def measure_server(
+    model_dir: Path, num_drafts: int, rounds: int, batch_sizes: Sequence[int]
+) -> list[dict[str, Any]]:
     found = []
     async with MeasuredServer(model_dir, num_drafts) as server:
-        await server.measure(BATCH_SIZES[0])
-        for num_rows in BATCH_SIZES:
+        await server.measure(batch_sizes[0])
+        for num_rows in batch_sizes:
             windows = [await server.measure(num_rows) for _ in range(rounds)]
             names = (*PHASES, PROGRAM)
             phases = {
@@ -314,23 +288,25 @@ def parse() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=3, help="windows of steps for each figure; default: 3")
+    parser.add_argument("--rows", type=int, nargs="+", default=BATCH_SIZES, help="batch sizes; default: all")
+    parser.add_argument(
+        "--drafts", type=int, nargs="+", default=DRAFTS, help="drafts a row; default: 0 and 3"
+    )
     parser.add_argument("--as", dest="label", choices=("before", "after"), help="keep the figures as these")
     parser.add_argument("--publish", action="store_true", help="write the table into docs/performance.md")
     parser.add_argument("--no-router", action="store_true", help="leave the router out")
-    parser.add_argument("--ask", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
 def main() -> None:
     options = parse()
-    if options.ask:
-        asyncio.run(ask(*map(int, options.ask.split(","))))
-        return
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         model_dir = checkpoint(MODEL, Path(folder))
         steps = [
-            row for drafts in DRAFTS for row in asyncio.run(measure_server(model_dir, drafts, options.rounds))
+            row
+            for drafts in options.drafts
+            for row in asyncio.run(measure_server(model_dir, drafts, options.rounds, options.rows))
         ]
     run = {
         "machine": machine(),
