@@ -313,13 +313,10 @@ class DecodeService(EngineServer, ExchangeListener):
 
     def _deliver_step(self, outputs: StepOutputs) -> None:
         """Sends the outputs of a step to the routers that they are for."""
-        by_stream: dict[RouterStream, dict[str, tuple[int, ...]]] = {}
-        for request_id, token_ids in outputs.token_ids.items():
-            stream = self._streams.get(request_id)
-            if stream is not None:
-                by_stream.setdefault(stream, {})[request_id] = token_ids
-        for stream, tokens in by_stream.items():
-            stream.deliver_tokens(tokens)
+        streams = list(map(self._streams.get, outputs.token_ids))
+        for stream in {one for one in streams if one is not None}:
+            tokens = zip(streams, outputs.token_ids.items(), strict=True)
+            stream.deliver_tokens(dict(named for one, named in tokens if one is stream))
         if outputs.outputs:
             self._deliver(outputs.outputs)
 

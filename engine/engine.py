@@ -17,6 +17,7 @@ from engine.config import EngineConfig
 from engine.engine_parts import EngineParts
 from engine.grammar.following import Following
 from engine.group.lockstep import Alone, Lockstep
+from engine.landing import divide, previous_tokens
 from engine.parallel.tensor_parallel import ALONE, TensorParallel
 from engine.request import Request
 from engine.row_kinds import PlannedRow
@@ -334,20 +335,13 @@ class Engine:
             results = launched.read()
             self._read_s = time.monotonic()
             launched.count_in(self.measures, self._read_s)
-            # A request that ended in an earlier step has no use for this step's result.
-            brought = [
-                (row, result)
-                for row, result in zip(launched.plan.rows, results, strict=True)
-                if row.request.finish_reason is None
-            ]
-            for row, result in brought:
-                if row.samples and result.is_finite:  # else the next token is given already
-                    row.request.tokens += result.tokens
+            quiet, others = divide(launched.plan.rows, results)
             self._checks.computed(launched.plan, results)
-            measure_gaps(self.measures, self._read_s, brought)
-            for row, result in brought:
+            previous = quiet.land(self._read_s, self._stats, self._landed)
+            measure_gaps(self.measures, self._read_s, previous + previous_tokens(others))
+            for row, result in others:
                 self._land(row, result)
-            for row, result in brought if self._following else ():
+            for row, result in others if self._following else ():
                 if row.samples:
                     self._following.ask(row.request, result.tokens, result.drafts)
 
@@ -393,6 +387,8 @@ class Engine:
             self._finish(request, "stop")
         elif len(request.tokens) > request.max_total_tokens:
             self._finish(request, "length")
+        else:
+            request.quiet_until = self.scheduler.owned.quiet_until(request)
         self._landed.gained(request, result)
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
@@ -407,6 +403,7 @@ class Engine:
 
     def _ended(self, request: Request, reason: FinishReason) -> None:
         request.finish_reason = reason
+        request.quiet_until = -1
         self.measures.ended[reason] += 1
         for fork in self.scheduler.forks.take(request):
             self._ended(fork, "moved")

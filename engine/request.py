@@ -172,6 +172,9 @@ class Request:
     calm_until: int = field(init=False, default=-1)
     """While at most this many tokens are computed, the request is not at its end, and its next decode row
     needs no further block and no slot for a boundary state; -1: unknown."""
+    quiet_until: int = field(init=False, default=-1)
+    """While at most this many tokens are computed, a decode row that has been read back changes only the
+    request's tokens and counts, unless it has a boundary or brought a stop token; -1: unknown."""
     branch: int = field(init=False, default=0)
     """Length of the prompt's prefix whose KV was cached, if no cached state reached that far; otherwise 0."""
     row: int = field(init=False, default=-1)

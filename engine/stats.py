@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+
+from engine.request import Request
 from engine.row_kinds import PlannedRow
 from engine.schedule.scheduler import Scheduler
 from engine.step.launched_step import RowResult
@@ -33,6 +37,22 @@ class EngineStats:
                     self._drafted[position] += 1
                 for position in range(result.accepted - 1):
                     self._accepted[position] += 1
+
+    def count_quiet(
+        self, requests: Sequence[Request], num_tried: Sequence[int], accepted: Sequence[int]
+    ) -> None:
+        """Counts rows that all sampled, as :meth:`count` does."""
+        self._decode_tokens += sum(accepted)
+        if not any(num_tried):
+            return
+        for request, tried, gained in zip(requests, num_tried, accepted, strict=True):
+            request.measured.num_drafted += tried
+            request.measured.num_accepted += gained - 1
+        for (tried, gained), num_rows in Counter(zip(num_tried, accepted, strict=True)).items():
+            for position in range(tried):
+                self._drafted[position] += num_rows
+            for position in range(gained - 1):
+                self._accepted[position] += num_rows
 
     def now(self, scheduler: Scheduler) -> ServerStats:
         """Returns the stats with the present load and memory; the transfer layer's fields are 0."""

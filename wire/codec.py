@@ -312,9 +312,9 @@ def _sequence(item_hint: Any, kind: type) -> _Check:
         if is_of_numbers and (pairs := _pairs(value)) is not None:
             return kind(pairs)
         if item_hint is int:  # long lists of token ids and block ids, checked without a call per item
-            for item in value:
-                if type(item) is not int:
-                    raise _wrong(f"{where}[…]", "int", item)
+            if not set(map(type, value)) <= {int}:
+                wrong = next(item for item in value if type(item) is not int)
+                raise _wrong(f"{where}[…]", "int", wrong)
             return kind(value)
         try:
             return kind([item_check(item, where) for item in value])

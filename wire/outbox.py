@@ -41,6 +41,9 @@ class Outbox:
 
     def add_all_tokens(self, token_ids: Mapping[str, tuple[int, ...]]) -> None:
         """Calls :meth:`add_tokens` for each request."""
+        if not self:
+            self._token_ids = dict(token_ids)
+            return
         for request_id, tokens in token_ids.items():
             self.add_tokens(request_id, tokens)
 

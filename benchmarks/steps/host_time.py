@@ -3,11 +3,12 @@
     python -m benchmarks.steps.host_time                       # a look
     python -m benchmarks.steps.host_time --as after --publish  # into results/ and docs/performance.md
 
-A decode server of both roles serves the 2 M-parameter model of ``side_by_side`` to one client process, which
-has 1, 8 or 32 answers on its stream. For each step of that many decode rows, the benchmark measures CPU time
-of the engine's thread by phase, of the event loop's thread, and of all other threads, which are gRPC's. Then
-it measures the router: its process's CPU time per step of as many streams, with a stub worker
-(``router.py``). It uses CPU time, because other processes change wall time.
+A decode server of both roles serves a model of the smallest size to one client process, which has 1 to 256
+answers on its stream. For each step of that many decode rows, the benchmark measures CPU time of the engine's
+thread by phase, of the event loop's thread, and of all other threads, which are gRPC's. What the model's run
+still costs is measured too, and left out of the sums. Then it measures the router: its process's CPU time per
+step of as many streams, with a stub worker (``router.py``). It uses CPU time, because other processes change
+wall time.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,24 +40,46 @@ from engine.config import EngineConfig
 from engine.step.launched_step import LaunchedStep
 from engine.step_result import StepResult
 from telemetry.start_up import StartUp
-from testing.checkpoints.random_model import SMALL, checkpoint
+from testing.checkpoints.random_checkpoint import CheckpointShape
+from testing.checkpoints.random_model import BenchmarkModel, checkpoint
 from testing.marked_section import replace_between
 from testing.repository import DOCS, RESULTS
 from twinfang.bench.machine import machine
-from wire.codec import encode
-from wire.messages.generation import StepNews, Submit
-from wire.messages.sampling_params import SamplingParams
-from wire.rpc import STREAM_PATH, decode_stream_reply, open_channel
 from wire.server import GrpcServer
 
 FIGURES = RESULTS / "host_time.json"
 PAGE = DOCS / "performance.md"
 MARKS = ("<!-- host time: begin, written by benchmarks.steps.host_time -->", "<!-- host time: end -->")
-BATCH_SIZES = (1, 8, 32)
+BATCH_SIZES = (1, 32, 128, 256)
 DRAFTS = (0, 3)
-PROMPT_TOKENS, WARM_UP_STEPS, STEPS = 64, 20, 150
+WARM_UP_STEPS, STEPS = 20, 150
+SPARE_STEPS = 800
+"""Steps in which the first answers may run alone, while the client submits the others."""
+MODEL = BenchmarkModel(
+    name="nemotron-h-null",
+    title="nearly nothing",
+    shape=CheckpointShape(
+        pattern="M*",
+        vocab_size=512,
+        hidden_size=16,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        head_dim=16,
+        intermediate_size=16,
+        mamba_num_heads=2,
+        mamba_head_dim=16,
+        n_groups=1,
+        ssm_state_size=16,
+        chunk_size=128,
+        max_position_embeddings=4096,
+    ),
+    requests={},
+    starts_s=0.0,
+    load_s=0.0,
+)
+"""A hybrid with one recurrent layer and one attention layer: its requests have blocks and states."""
 STREAM_STEP_S, STREAM_S = 0.02, 4.0
-START_TIMEOUT_S = 120.0
+START_TIMEOUT_S = 600.0
 
 PHASES = {
     "schedule": "`Scheduler.schedule`",
@@ -82,6 +106,8 @@ class Window:
         self._num_rows = num_rows
         self._num_seen = 0
         self._begin: Counter[str] = Counter()
+        self._loop = asyncio.get_running_loop()
+        self.is_over = asyncio.Event()
         self.us_per_step: dict[str, float] = {}
         self.tokens_per_step = 0.0
 
@@ -97,6 +123,7 @@ class Window:
         if self._num_seen == WARM_UP_STEPS + STEPS:
             spent = self._spent_ns()
             self.us_per_step = {name: (spent[name] - self._begin[name]) / STEPS / 1e3 for name in spent}
+            self._loop.call_soon_threadsafe(self.is_over.set)
 
     def _spent_ns(self) -> Counter[str]:
         spent = self._clock.spent_ns.copy()
@@ -129,6 +156,7 @@ class MeasuredServer:
             cache_memory_bytes=1 << 28,
             num_threads=1,
         )
+        self._num_drafts = num_drafts
         self._server = GrpcServer("127.0.0.1", 0)
         config = DecodeConfig(engine, "127.0.0.1", self._server.port, "host-time")
         self._service = DecodeService(config, self._server, incarnation="host-time", start_up=StartUp())
@@ -157,22 +185,17 @@ class MeasuredServer:
     async def measure(self, num_rows: int) -> Window:
         """Measures one window of steps; a separate process sends the requests."""
         self._window = Window(self._clock, num_rows)
-        command = (
-            sys.executable,
-            "-m",
-            "benchmarks.steps.host_time",
-            "--ask",
-            f"{self._server.port},{num_rows}",
-        )
+        num_tokens = (WARM_UP_STEPS + STEPS + SPARE_STEPS) * (1 + self._num_drafts)
+        of_client = map(str, (self._server.port, num_rows, num_tokens))
+        command = (sys.executable, "-m", "benchmarks.router.decode_client", *of_client)
         client = await asyncio.create_subprocess_exec(*command)
         try:
-            await asyncio.wait_for(client.wait(), START_TIMEOUT_S)
+            async with asyncio.timeout(START_TIMEOUT_S):
+                await self._window.is_over.wait()
         finally:
             if client.returncode is None:
                 client.kill()
                 await client.wait()
-        if client.returncode or not self._window.us_per_step:
-            raise SystemExit(f"{num_rows} rows were not decoded together for {WARM_UP_STEPS + STEPS} steps")
         return self._window
 
     async def __aenter__(self) -> MeasuredServer:
@@ -187,33 +210,20 @@ class MeasuredServer:
         await self._server._server.stop(0)
 
 
-async def ask(port: int, num_rows: int) -> None:
-    """Runs the client: ``num_rows`` answers on one stream, read as they arrive until the first has ended."""
-    async with open_channel(f"127.0.0.1:{port}") as channel:
-        stream: Any = channel.stream_stream(STREAM_PATH)()
-        num_tokens = (WARM_UP_STEPS + STEPS + 2 * num_rows) * (1 + max(DRAFTS))
-        params = SamplingParams(max_tokens=num_tokens, temperature=0, ignore_eos=True)
-        for i in range(num_rows):
-            tokens = tuple(5 + (7 * i + 31 * j) % 500 for j in range(PROMPT_TOKENS))
-            await stream.write(encode(Submit(f"request-{i:04}-of-the-client", tokens, params, None)))
-        while True:
-            news = decode_stream_reply(await stream.read())
-            if isinstance(news, StepNews) and news.outputs:
-                stream.cancel()
-                return
-
-
-async def measure_server(model_dir: Path, num_drafts: int, rounds: int) -> list[dict[str, Any]]:
+async def measure_server(
+    model_dir: Path, num_drafts: int, rounds: int, batch_sizes: Sequence[int]
+) -> list[dict[str, Any]]:
     found = []
     async with MeasuredServer(model_dir, num_drafts) as server:
-        await server.measure(BATCH_SIZES[0])
-        for num_rows in BATCH_SIZES:
+        await server.measure(batch_sizes[0])
+        for num_rows in batch_sizes:
             windows = [await server.measure(num_rows) for _ in range(rounds)]
             names = (*PHASES, PROGRAM)
             phases = {
                 name: statistics.median(window.us_per_step.get(name, 0.0) for window in windows)
                 for name in names
             }
+            print(f"{num_rows} rows, k = {num_drafts}:", phases, flush=True)
             found.append(
                 {
                     "rows": num_rows,
@@ -283,23 +293,25 @@ def parse() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=3, help="windows of steps for each figure; default: 3")
+    parser.add_argument("--rows", type=int, nargs="+", default=BATCH_SIZES, help="batch sizes; default: all")
+    parser.add_argument(
+        "--drafts", type=int, nargs="+", default=DRAFTS, help="default: 0 and 3"
+    )
     parser.add_argument("--as", dest="label", choices=("before", "after"), help="keep the figures as these")
     parser.add_argument("--publish", action="store_true", help="write the table into docs/performance.md")
     parser.add_argument("--no-router", action="store_true", help="leave the router out")
-    parser.add_argument("--ask", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
 def main() -> None:
     options = parse()
-    if options.ask:
-        asyncio.run(ask(*map(int, options.ask.split(","))))
-        return
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        model_dir = checkpoint(SMALL, Path(folder))
+        model_dir = checkpoint(MODEL, Path(folder))
         steps = [
-            row for drafts in DRAFTS for row in asyncio.run(measure_server(model_dir, drafts, options.rounds))
+            row
+            for drafts in options.drafts
+            for row in asyncio.run(measure_server(model_dir, drafts, options.rounds, options.rows))
         ]
     run = {
         "machine": machine(),

@@ -180,6 +180,18 @@ class Ownership:
             if is_ahead and boundary.length <= request.num_computed:
                 self._put(request, boundary)
 
+    def quiet_until(self, request: Request) -> int:
+        """Computes :attr:`Request.quiet_until` of a request whose next rows decode its answer."""
+        memory, params = request.memory, request.params
+        if memory.read_slot != NULL_INDEX or request.follower is not None:
+            return -1
+        if params is None or params.logprobs is not None:
+            return -1
+        until = request.max_total_tokens - 1
+        if not self._mode.caches:
+            return until
+        return min(until, (len(memory.nodes) + 1) * self._plan.block_size - 1)
+
     def enter(self, request: Request) -> None:
         """Enters a request's full blocks into the prefix cache."""
         if self._mode.caches:

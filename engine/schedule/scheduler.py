@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Collection, Iterable
-from dataclasses import replace
 from itertools import chain, islice
 
 from engine.memory.cache_formats import ExactCuts
@@ -131,12 +130,12 @@ class Scheduler:
 
     def launched(self, plan: StepPlan) -> None:
         """Notes that the plan's rows are being computed; further steps may be planned meanwhile."""
-        for row in plan.rows:
-            request = row.request
-            request.num_planned += row.num_new
+        for request, _, num_new, _ in plan.rows:
+            request.num_planned += num_new
             request.num_in_flight += 1
-            if request.num_planned < request.num_given:  # else no further chunk reads the slot
-                request.planned_slot = row.write_slot
+        for row in plan.eventful_rows:
+            if row.end < row.request.num_given:  # else no further chunk reads the slot
+                row.request.planned_slot = row.write_slot
 
     def landed(self, row: PlannedRow, num_accepted: int) -> None:
         """Notes that a launched row has been read back.
@@ -155,12 +154,7 @@ class Scheduler:
                 self.owned.give_up(row)
         for request in requests:
             self.finish(request)
-        decode_rows, prefill_rows = (
-            [row for row in part if row.request not in requests]
-            for part in (plan.decode_rows, plan.prefill_rows)
-        )
-        prefilled = [request for request in plan.prefilled if request not in requests]
-        return replace(plan, decode_rows=decode_rows, prefill_rows=prefill_rows, prefilled=prefilled)
+        return plan.without(requests)
 
     def hold(self, request: Request) -> None:
         """Holds an ended request: frees its row; its blocks and state stay leased until :meth:`release`."""
@@ -221,20 +215,22 @@ class Scheduler:
 
     def schedule(self) -> StepPlan:
         """Makes room, admits what fits and plans the next step."""
-        decode_rows, swap_out = self._plan_decode_rows()
+        decode_rows, restless_rows, swap_out = self._plan_decode_rows()
         forks, admitted, swap_in = ([], [], []) if swap_out else self._admit()
         is_short_of_blocks = bool(swap_out)
         if not swap_out and (giver := self._giver) is not None and giver.num_in_flight == 0:
             swap_out.append(self._preempt(giver))
             decode_rows = [row for row in decode_rows if row.request is not giver]
+            restless_rows = [row for row in restless_rows if row.request is not giver]
             self.num_given_rows += 1
         self._step += 1
         left_rows, self._left_rows = self._left_rows, []
         if len(decode_rows) == len(self.running):  # all decode: no request has a prompt to compute
             return StepPlan(
-                *(decode_rows, [], admitted, left_rows, swap_out, swap_in),
-                is_short_of_blocks=is_short_of_blocks,
+                *(decode_rows, [], admitted, left_rows, swap_out, swap_in, [], []),
+                *(is_short_of_blocks, restless_rows),
             )
+        num_running = len(decode_rows)
         prefilled = [r for r in self.running.values() if r.prefill_only and r.num_computed == r.target]
         for request in prefilled:
             self.hold(request)
@@ -247,7 +243,7 @@ class Scheduler:
         self._left_rows = []
         return StepPlan(
             *(decode_rows, prefill_rows, admitted, left_rows, swap_out, swap_in, prefilled, forks),
-            is_short_of_blocks=is_short_of_blocks,
+            *(is_short_of_blocks, restless_rows + decode_rows[num_running:]),
         )
 
     @property
@@ -257,18 +253,22 @@ class Scheduler:
         if self._giver is not None:
             return True
         missing = 0
-        for request in self.running.values():
+        for request in self._decode.restless(self.running.values()):
             if not self._decode.is_calm(request) and self._decode.is_next(request):
                 missing += self._decode.num_missing_blocks(request)
         return missing > self.owned.cache.num_available_blocks
 
-    def _plan_decode_rows(self) -> tuple[list[PlannedRow], list[Swap]]:
-        """Plans one row for each decoding request, oldest first; preempts requests when blocks run out."""
-        rows: list[PlannedRow] = []
+    def _plan_decode_rows(self) -> tuple[list[PlannedRow], list[PlannedRow], list[Swap]]:
+        """Plans one row for each decoding request, oldest first; preempts requests when blocks run out.
+
+        Returns all rows, the restless ones among them, and what was preempted.
+        """
+        planned: dict[Request, PlannedRow | None] = {}
         swap_out: list[Swap] = []
-        for request in list(self.running.values()):
+        for request in self._decode.restless(self.running.values()):
+            planned[request] = None
             if self._decode.is_calm(request):
-                rows.append(PlannedRow(request, request.num_planned, 1))
+                planned[request] = PlannedRow(request, request.num_planned, 1)
             elif request.request_id in self.running and self._decode.is_next(request):
                 missing = self._decode.num_missing_blocks(request)
                 while missing > self.owned.cache.num_available_blocks and request.request_id in self.running:
@@ -276,10 +276,8 @@ class Scheduler:
                     swap_out.append(self._preempt(shares.first_to_go(self.running.values())))
                     self.num_preemptions += 1
                 if request.request_id in self.running:
-                    rows.append(self._decode.plan(request))
-        if swap_out:  # a preempted request of another client may be older and have a planned row already
-            rows = [row for row in rows if row.request.request_id in self.running]
-        return rows, swap_out
+                    planned[request] = self._decode.plan(request)
+        return *self._decode.in_order(self.running.values(), planned), swap_out
 
     @property
     def _giver(self) -> Request | None:
@@ -322,7 +320,7 @@ class Scheduler:
         request_id = request.request_id
         del self.running[request_id]
         assert request.num_in_flight == 0, "what is in flight must land before it can be moved"
-        request.calm_until = -1
+        request.calm_until = request.quiet_until = -1
         self.preempted[request_id] = request
         self.preempted.move_to_end(request_id, last=False)
         swap = self._swap(request)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
 
 from engine.request import Request
 from engine.row_kinds import PlannedRow
@@ -47,11 +48,35 @@ class StepPlan:
     forks: list[Fork] = field(default_factory=list)
     is_short_of_blocks: bool = False
     """Whether requests are swapped out because blocks ran out."""
+    restless_rows: list[PlannedRow] | None = None
+    """The decode rows that may have new blocks, a boundary, a grammar or no sample. The other decode rows are
+    *calm*: nothing about them has changed except their number of tokens. None: any row may be restless."""
 
     @property
     def rows(self) -> list[PlannedRow]:
         """All rows: decode rows first, then prefill rows."""
         return self.decode_rows + self.prefill_rows
+
+    @property
+    def eventful_rows(self) -> list[PlannedRow]:
+        """The rows that need a closer look: restless decode rows, then prefill rows."""
+        restless = self.decode_rows if self.restless_rows is None else self.restless_rows
+        return restless + self.prefill_rows
+
+    def without(self, requests: Collection[Request]) -> StepPlan:
+        """Return the plan without the rows of ``requests``, and without those of them that are prefilled."""
+        decode_rows, prefill_rows = (
+            [row for row in part if row.request not in requests]
+            for part in (self.decode_rows, self.prefill_rows)
+        )
+        prefilled = [request for request in self.prefilled if request not in requests]
+        return replace(
+            self,
+            decode_rows=decode_rows,
+            prefill_rows=prefill_rows,
+            prefilled=prefilled,
+            restless_rows=None,
+        )
 
     @property
     def to_transfer(self) -> list[Request]:

@@ -6,9 +6,10 @@ padded by *rows*, never by tokens: a buffer sized for tokens is wrong once each 
 (vllm 39809).
 
 If a step's rows differ from those of the step before, every row up to the captured size is written, real or
-padding, on host and device. No row of an earlier step survives, and a dummy step, which is only padding, can
-touch only the null entries (vllm 37728). In most steps the rows are those of the step before. Then the host's
-values are already in the buffers, and only rows whose blocks or slots have changed are written and uploaded.
+padding. No row of an earlier step survives, and a dummy step, which is only padding, can touch only the null
+entries (vllm 37728). In most steps the rows are those of the step before. Then only cells of the block table
+that have changed are written. In either case only these cells and the rows' numbers are uploaded
+(:mod:`engine.step.step_table`).
 
 | buffer | shape | written by | in a padding row |
 |---|---|---|---|
@@ -31,6 +32,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 
@@ -39,13 +41,12 @@ from engine.models.batch import Batch, DecodeRows
 from engine.row_kinds import PlannedRow
 from engine.step.row_progress import RowState
 from engine.step.row_table import RowTable
+from engine.step.step_table import StepTable
 from kernels.speculation.accept_drafts import AcceptDrafts
 from kernels.speculation.prepare_rows import PrepareRows
 
 NO_TOKEN = -1
-MOST_SINGLE_ROWS = 4
-"""Maximum number of changed rows that are uploaded one by one. If more have changed, all rows are uploaded
-together."""
+NOWHERE = -1
 STAGES = 2
 """Number of host copies of each buffer. One is filled while the other may still be uploaded for the step in
 flight."""
@@ -104,13 +105,15 @@ class StepBuffers:
     """The buffers for decode rows of up to ``rows.num_rows`` requests."""
 
     def __init__(self, rows: RowTable, state: RowState, *, block_size: int, device: torch.device) -> None:
-        num_positions, num_columns = rows.slots.shape[1], rows.block_table.shape[1]
+        num_positions = rows.slots.shape[1]
         self._table = rows
         self._sizes = capture_sizes(rows.num_rows)
         self._num_positions = num_positions
         self._stage = 0
         self._loaded: tuple[list[int], int] = ([], 0)
         """Table rows and padded size of the last load."""
+        self._places = np.full(rows.num_rows + 1, NOWHERE, dtype=np.int64)
+        """Place of each table row in the last load; :data:`NOWHERE` if it was not loaded."""
         self._extras_end = 0
         """From this buffer row on, no row has a boundary or a forced token."""
         self._views: dict[int, StepViews] = {}
@@ -122,8 +125,8 @@ class StepBuffers:
             return torch.zeros((rows.num_rows, *shape), dtype=dtype, device=device)
 
         self.rows = staged(dtype=torch.int64)
-        self.block_table = staged(num_columns)
-        self.slots = staged(num_positions)
+        self.block_table = StepTable.make(rows.block_table, rows.num_rows, device)
+        self.slots = StepTable.make(rows.slots, rows.num_rows, device)
         self.boundary_len = staged()
         self.boundary_slot = staged()
         self.forced = staged(dtype=torch.int64)
@@ -164,20 +167,27 @@ class StepBuffers:
         """Return the captured size to which ``num_rows`` rows are padded."""
         return next(size for size in self._sizes if size >= num_rows)
 
-    def load(self, planned: list[PlannedRow], num_rows: int) -> None:
-        """Write the host's values of the planned rows, followed by padding rows up to ``num_rows`` in all."""
+    def load(
+        self, planned: list[PlannedRow], num_rows: int, restless: list[PlannedRow] | None = None
+    ) -> None:
+        """Write the host's values of the planned rows, followed by padding rows up to ``num_rows`` in all.
+
+        Only ``restless`` rows can have a boundary or a forced token; None: all can.
+        """
         self._stage = (self._stage + 1) % STAGES
         rows = [row.request.row for row in planned]
-        changed = self._table.take_changed()
+        for table, cells in zip((self.block_table, self.slots), self._table.take_changed(), strict=True):
+            if len(cells):
+                table.send(cells, self._places)
         if self._loaded != (rows, num_rows):
             self._loaded = rows, num_rows
-            self._fill_rows(rows, num_rows)
-        elif changed:
-            self._refill(rows, changed)
-        has_extras = any(row.boundaries or not row.samples for row in planned)
-        if has_extras or self._extras_end:
-            self._fill_extras(planned, max(num_rows, self._extras_end))
-        self._extras_end = num_rows if has_extras else 0
+            self._arrange(rows, num_rows)
+        extras = [
+            row for row in (planned if restless is None else restless) if row.boundaries or not row.samples
+        ]
+        if extras or self._extras_end:
+            self._fill_extras(extras, max(num_rows, self._extras_end))
+        self._extras_end = num_rows if extras else 0
 
     def views(self, num_rows: int) -> StepViews:
         views = self._views.get(num_rows)
@@ -238,33 +248,22 @@ class StepBuffers:
             results=self.results,
         )
 
-    def _fill_rows(self, rows: list[int], num_rows: int) -> None:
+    def _arrange(self, rows: list[int], num_rows: int) -> None:
         """Write the row numbers and the rows' blocks and slots. Padding rows name the table's null row."""
-        rows = rows + [self._table.null_row] * (num_rows - len(rows))
-        self._host(self.rows)[:num_rows] = rows
-        self._host(self.block_table)[:num_rows] = self._table.block_table[rows]
-        self._host(self.slots)[:num_rows] = self._table.slots[rows]
-        for buffer in (self.rows, self.block_table, self.slots):
-            buffer.upload(0, num_rows, self._stage)
+        self._places.fill(NOWHERE)
+        self._places[rows] = range(len(rows))
+        self._host(self.rows)[:num_rows] = rows + [self._table.null_row] * (num_rows - len(rows))
+        self.rows.upload(0, num_rows, self._stage)
+        for table in (self.block_table, self.slots):
+            table.arrange(self.rows.device[:num_rows])
 
-    def _refill(self, rows: list[int], changed: set[int]) -> None:
-        """Write blocks and slots of changed rows only. Those of the other rows are already on the device."""
-        places = [i for i, row in enumerate(rows) if row in changed]
-        if len(places) > MOST_SINGLE_ROWS:
-            self._fill_rows(rows, self._loaded[1])
-            return
-        for i in places:
-            self._host(self.block_table)[i] = self._table.block_table[rows[i]]
-            self._host(self.slots)[i] = self._table.slots[rows[i]]
-            for buffer in (self.block_table, self.slots):
-                buffer.upload(i, i + 1, self._stage)
-
-    def _fill_extras(self, planned: list[PlannedRow], end: int) -> None:
-        """Write the boundaries and forced tokens of ``planned``; clear those of the rows up to ``end``."""
+    def _fill_extras(self, extras: list[PlannedRow], end: int) -> None:
+        """Write boundaries and forced tokens; clear those of the other rows up to ``end``."""
         lengths, slots = self._host(self.boundary_len), self._host(self.boundary_slot)
         forced = self._host(self.forced)
         lengths[:end], slots[:end], forced[:end] = 0, NULL_INDEX, NO_TOKEN
-        for i, row in enumerate(planned):
+        for row in extras:
+            i = self._places[row.request.row]
             forced[i] = row.next_token
             if row.boundaries:
                 lengths[i], slots[i] = row.boundaries[0].length, row.boundaries[0].slot

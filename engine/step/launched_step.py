@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.memory.async_copy import Download, upload
@@ -47,6 +48,56 @@ class RowResult(NamedTuple):
     logprobs: tuple[TokenLogprobs, ...] | None
     drafts: tuple[int, ...] = ()
     """The drafts that the row's next step tries; known only for rows whose answers follow a grammar."""
+
+
+@dataclass(frozen=True)
+class RowResults(Sequence[RowResult]):
+    """The results of a step's rows, by column. Results of single rows are made only for those who ask."""
+
+    accepted: list[int]
+    is_finite: list[int]
+    num_tried: list[int]
+    tokens: list[tuple[int, ...]]
+    logprobs: dict[int, list[TokenLogprobs]]
+    """At all positions, by row."""
+    drafts: list[list[int]] | None
+    """``[rows, 1 + k]``: the number of drafts, and the drafts; None if no row follows a grammar."""
+
+    @classmethod
+    def of(
+        cls,
+        results: NDArray[np.int64],
+        logprobs: dict[int, list[TokenLogprobs]],
+        drafts: NDArray[np.int64] | None,
+    ) -> RowResults:
+        """Take apart ``[rows, T + 3]`` results. Numpy's ``tolist`` takes a tenth of torch's time."""
+        accepted, is_finite, num_tried, *gained = results.T.tolist()
+        tokens = [row[:count] for row, count in zip(zip(*gained, strict=True), accepted, strict=True)]
+        return cls(
+            *(accepted, is_finite, num_tried, tokens, logprobs), None if drafts is None else drafts.tolist()
+        )
+
+    def __len__(self) -> int:
+        return len(self.accepted)
+
+    @overload
+    def __getitem__(self, i: int) -> RowResult: ...
+    @overload
+    def __getitem__(self, i: slice) -> Sequence[RowResult]: ...
+    def __getitem__(self, i: int | slice) -> RowResult | Sequence[RowResult]:
+        if isinstance(i, slice):
+            return [self[place] for place in range(*i.indices(len(self)))]
+        accepted, is_finite = self.accepted[i], bool(self.is_finite[i])
+        reports = i in self.logprobs and is_finite and accepted
+        num_drafts, *guessed = [0] if self.drafts is None else self.drafts[i]
+        return RowResult(
+            accepted,
+            is_finite,
+            self.num_tried[i],
+            self.tokens[i],
+            tuple(self.logprobs[i][:accepted]) if reports else None,
+            tuple(guessed[:num_drafts]),
+        )
 
 
 @dataclass(frozen=True)
@@ -98,48 +149,32 @@ class LaunchedStep:
             now=now,
         )
 
-    def read(self) -> list[RowResult]:
+    def read(self) -> RowResults:
         """Wait until the device has run the step, and return one result for each of the plan's rows."""
-        # Through numpy: torch's own tolist takes ten times as long.
-        rows: list[list[int]] = self._results.wait().numpy().tolist()
+        found = self._results.wait().numpy()
         for request, scored in self._prompt_logprobs:
             request.prompt_logprobs += scored.read()
         reported: dict[int, list[TokenLogprobs]] = {}
         for group in self._logprobs:
             reported |= group.read()
-        drafts = [[0]] * len(rows) if self._drafts is None else self._drafts.wait().numpy().tolist()
-        results = []
-        for i, (accepted, is_finite, num_tried, *gained) in enumerate(rows):
-            tokens = tuple(gained[:accepted])
-            logprobs = tuple(reported[i][:accepted]) if i in reported and is_finite and accepted else None
-            num_drafts, *guessed = drafts[i]
-            results.append(
-                RowResult(accepted, bool(is_finite), num_tried, tokens, logprobs, tuple(guessed[:num_drafts]))
-            )
-        return results
+        return RowResults.of(found, reported, None if self._drafts is None else self._drafts.wait().numpy())
 
 
 def _next_drafts(plan: StepPlan, step: Step, state: RowState) -> Download | None:
     """Queue the copy of ``[rows, 1 + k]``, number of drafts and drafts; None if no row follows a grammar."""
-    if state.tokens.shape[1] == 1 or all(row.request.follower is None for row in plan.rows):
+    if state.tokens.shape[1] == 1 or all(row.request.follower is None for row in plan.eventful_rows):
         return None
     rows = step.rows[: len(plan.rows)]
     return Download(torch.cat([state.num_drafts[rows, None].to(torch.int64), state.tokens[rows, 1:]], dim=1))
 
 
-def measure_gaps(measures: Measures, read_s: float, brought: Iterable[tuple[PlannedRow, RowResult]]) -> None:
+def measure_gaps(measures: Measures, read_s: float, previous: Iterable[tuple[float, int]]) -> None:
     """Measure the time from each answer's previous tokens to ``read_s``, when this step's tokens were read.
 
-    Most rows have the same previous time and the same number of tokens. Such rows are counted together.
+    ``previous`` has this time and the number of the step's tokens for each answer. Most answers have the same
+    time and number. Such answers are counted together.
     """
-    gaps = Counter(
-        [
-            (row.request.measured.last_token_s, len(result.tokens))
-            for row, result in brought
-            if row.request.measured.first_token_s and result.is_finite and result.tokens
-        ]
-    )
-    for (last_s, num_tokens), num_rows in gaps.items():
+    for (last_s, num_tokens), num_rows in Counter(previous).items():
         measures.inter_token_latency.add((read_s - last_s) / num_tokens, num_tokens * num_rows)
 
 

@@ -28,7 +28,10 @@ class RowTable:
         self.block_table = np.full((num_rows + 1, num_columns), NULL_INDEX, dtype=np.int32)
         self.num_blocks = [0] * (num_rows + 1)
         self.slots = np.full((num_rows + 1, num_positions), NULL_INDEX, dtype=np.int32)
-        self._changed: set[int] = set()
+        self._new_blocks: list[tuple[int, int, int]] = []
+        """Row, first column and end of each stretch of blocks that was written."""
+        self._new_slots: set[int] = set()
+        """Rows whose slots were written."""
 
     @property
     def null_row(self) -> int:
@@ -39,7 +42,7 @@ class RowTable:
         """Write an admitted request's blocks and slots into its row."""
         slots = request.memory.slots
         self.slots[request.row, : len(slots)] = slots
-        self._changed.add(request.row)
+        self._new_slots.add(request.row)
         self.extend(request)
 
     def extend(self, request: Request) -> None:
@@ -50,7 +53,7 @@ class RowTable:
             return
         self.block_table[row, known:count] = block_ids[known:]
         self.num_blocks[row] = count
-        self._changed.add(row)
+        self._new_blocks.append((row, known, count))
 
     def places(
         self, rows: NDArray[np.int64], positions: NDArray[np.int64], block_size: int
@@ -62,12 +65,25 @@ class RowTable:
 
     def clear(self, row: int) -> None:
         """Write null indices, so that no trace of the row's request is left."""
+        self._new_blocks.append((row, 0, self.num_blocks[row]))
         self.block_table[row] = NULL_INDEX
         self.num_blocks[row] = 0
         self.slots[row] = NULL_INDEX
-        self._changed.add(row)
+        self._new_slots.add(row)
 
-    def take_changed(self) -> set[int]:
-        """Return the rows that were written since the last call."""
-        changed, self._changed = self._changed, set()
-        return changed
+    def take_changed(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the cells of the flattened tables, of blocks and of slots, that were written since the last
+        call. Some may be named twice."""
+        columns, width = self.block_table.shape[1], self.slots.shape[1]
+        blocks = [(row * columns + first, row * columns + end) for row, first, end in self._new_blocks]
+        slots = [(row * width, (row + 1) * width) for row in sorted(self._new_slots)]
+        self._new_blocks.clear()
+        self._new_slots.clear()
+        return _cells(blocks), _cells(slots)
+
+
+def _cells(stretches: list[tuple[int, int]]) -> NDArray[np.int64]:
+    """Return the numbers of all stretches, each given by its first number and its end."""
+    if all(end - first == 1 for first, end in stretches):  # decoding rows get one block at a time
+        return np.array([first for first, _ in stretches], dtype=np.int64)
+    return np.concatenate([np.arange(first, end, dtype=np.int64) for first, end in stretches])

@@ -12,6 +12,7 @@ from engine.memory.caches import Caches
 from engine.memory.row_fields import send
 from engine.models.causal_lm import CausalLM
 from engine.request import Request
+from engine.row_kinds import PlannedRow
 from engine.sampling.sampler import Sampler
 from engine.sampling.sampling_table import SamplingNeeds, SamplingTable
 from engine.sampling.thinking_budgets import ThinkingBudgets
@@ -167,19 +168,21 @@ class StepRunner:
         launched_s = time.monotonic()
         run: StepRun = "eager"
         rows = plan.rows
-        for row in rows:
+        eventful = plan.eventful_rows
+        for row in eventful:
             self._rows.extend(row.request)
-        sampling = [row.request for row in rows if row.samples]
+        idle = {row.request for row in eventful if not row.samples}
+        sampling = [row.request for row in rows if row.request not in idle]
         needs = self._sampling.needs(sampling)
-        max_seq_len = max([self._most_tokens(row.request) for row in plan.decode_rows], default=0)
+        max_seq_len = self._most_tokens(plan.decode_rows)
         if plan.prefill_rows:
-            self._buffers.load(plan.decode_rows, len(plan.decode_rows))
+            self._buffers.load(plan.decode_rows, len(plan.decode_rows), plan.restless_rows)
             step = self._builder.mixed_step(plan, needs, max_seq_len=max_seq_len)
             self._checks.compare(plan, step.batch)
             tensors = self._program.run(step)
         else:
             num_rows = self._buffers.captured(len(plan.decode_rows)) if shape.is_mixed else shape.num_rows
-            replays = bool(sampling) and not shape.is_mixed and not scores_prompt(rows)
+            replays = bool(sampling) and not shape.is_mixed and not scores_prompt(eventful)
             step, tensors, run = self._launch_decode(
                 plan, needs, max_seq_len, num_rows=num_rows, samples=bool(sampling), replays=replays
             )
@@ -200,9 +203,11 @@ class StepRunner:
         send([self.state.fields, self._sampling.fields, self._budgets.fields])
         self._masks.send()
 
-    def _most_tokens(self, request: Request) -> int:
-        """Return an upper bound of a decode row's length, its new positions included."""
-        return request.num_planned + (1 + request.num_in_flight) * self._num_positions
+    def _most_tokens(self, decode_rows: list[PlannedRow]) -> int:
+        """Return an upper bound of the rows' lengths, their new positions included; 0 without rows."""
+        width = self._num_positions
+        most = [row.request.num_planned + row.request.num_in_flight * width for row in decode_rows]
+        return max(most) + width if most else 0
 
     def _agreed(self, shape: StepShape) -> None:
         """Set the token count that the ranks have agreed on.
@@ -228,7 +233,7 @@ class StepRunner:
         not keep the hidden states. It is False too if the group's step is mixed: no captured graph has the
         collectives of such a step.
         """
-        self._buffers.load(plan.decode_rows, num_rows)
+        self._buffers.load(plan.decode_rows, num_rows, plan.restless_rows)
         replayed = self._graphs.replay(num_rows, needs) if replays else None
         if replayed is not None:
             return *replayed, "graph"

@@ -314,16 +314,13 @@ class StepOutputs:
 
     def news(self, handles: Mapping[str, int]) -> StepNews:
         """Return the message for a router. Plain outputs of requests without a handle are left out."""
-        told = [
-            (handle, ids) for key, ids in self.token_ids.items() if (handle := handles.get(key)) is not None
-        ]
-        counts = tuple(len(ids) for _, ids in told)
-        return StepNews(
-            tuple(handle for handle, _ in told),
-            tuple(chain.from_iterable(ids for _, ids in told)),
-            () if all(count == 1 for count in counts) else counts,
-            self.outputs,
-        )
+        of_requests, tokens = list(map(handles.get, self.token_ids)), list(self.token_ids.values())
+        told = [handle for handle in of_requests if handle is not None]
+        if len(told) < len(tokens):
+            tokens = [ids for handle, ids in zip(of_requests, tokens, strict=True) if handle is not None]
+        flat = tuple(chain.from_iterable(tokens))
+        counts = () if len(flat) == len(tokens) else tuple(map(len, tokens))  # no output has no tokens
+        return StepNews(tuple(told), flat, counts, self.outputs)
 
 
 @message

@@ -145,7 +145,9 @@ def test_a_cleared_row_is_as_if_nobody_had_been_there():
     for tables in (rows, state):
         tables.fill(request)
         tables.clear(1)
-    assert rows.take_changed() == {1}
+    blocks, slots = rows.take_changed()
+    assert set(blocks.tolist()) == {4, 5}, "the first two of four columns in row 1"
+    assert set(slots.tolist()) == {3, 4, 5}
     for tables, fresh in ((rows, RowTable(2, 4, 3)), (state, RowState(2, 3, CPU))):
         for name, table in vars(fresh).items():
             if name == "fields":  # the other attributes are its tables
