@@ -119,7 +119,8 @@ def _tile(stored: Stored) -> Any:
             block = builder.append_basic_block()
             switch.add_case(ir.Constant(integer, num_rows * 8 + lines), block)
             builder.position_at_end(block)
-            _Emitter(builder).tile(stored, num_rows, *args[1:-2], lines, args[-1])
+            operands = [*args[1:-2], lines, args[-1]]
+            _Emitter(builder).tile(stored, num_rows, *operands)
             builder.branch(end)
         builder.position_at_end(end)
         return context.get_dummy_value()

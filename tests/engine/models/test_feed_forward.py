@@ -198,3 +198,23 @@ def test_grouped_products_and_the_loop_over_gated_experts_agree(mixture):
         expected = looped.forward(*routed)
         for grouped in others:
             torch.testing.assert_close(grouped.forward(*routed), expected)
+
+
+@torch.inference_mode()
+def test_experts_of_two_ranks_combine_to_the_bits_of_one(mixture):
+    """Each rank computes the pairs of its own half of the experts and returns them in slots of its own."""
+    up, down = load_experts(mixture.config, HIDDEN, mixture.weights, "", ALONE, mixture.names.experts)
+    x, half = inputs(9), len(up) // 2
+    ids, expert_weights = Moe(mixture.config, HIDDEN, mixture.weights, "", ALONE, mixture.names).route(x)
+    k = ids.shape[1]
+    results, places = [], torch.empty_like(ids)
+    for rank, own in enumerate((slice(0, half), slice(half, None))):
+        experts = GroupedExperts(up[own], down[own], "silu_gated")
+        is_own = (ids >= half) == bool(rank)
+        slots = torch.where(is_own, is_own.cumsum(1) - 1, k)
+        results.append(experts.pairs(x, ids - rank * half, slots, k).view(len(x) * k, -1))
+        first = rank * len(x) * k + torch.arange(len(x))[:, None] * k
+        places = torch.where(is_own, first + slots, places)
+    whole = GroupedExperts(up, down, "silu_gated")
+    combined = whole.combine(torch.cat(results), places, expert_weights)
+    assert torch.equal(combined, whole.forward(x, ids, expert_weights))
