@@ -87,7 +87,8 @@ class EventStream(asyncio.Protocol):
                 self._on_event(event, now)
 
     def _begin(self) -> None:
-        self._unread = self._body = b""
+        self._unread: bytes = b""
+        self._body: bytes = b""
         self._has_head = False
 
     def _read_head(self) -> bool:

@@ -36,6 +36,7 @@ MAX_NUM_SEQS = 32
 CACHE_GIB = 4
 ANY_MODEL = Path("MODEL")
 STACK_ENVIRONMENT = {"TWINFANG_SANITIZE": "0"}
+MORTAL_STACK = "benchmarks.side_by_side.contenders.mortal_stack"
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,8 @@ class Stack:
     @contextmanager
     def running(self, model: Path) -> Iterator[Server]:
         with tempfile.TemporaryDirectory(prefix="side-by-side-") as logs:
-            stack = launch(Path(logs), self.name, *self._flags(model), environment=STACK_ENVIRONMENT)
+            flags, environment = self._flags(model), STACK_ENVIRONMENT
+            stack = launch(Path(logs), self.name, *flags, environment=environment, module=MORTAL_STACK)
             try:
                 stack.wait_until_ready(START_TIMEOUT_S)
                 yield Server(stack.url, (stack.supervisor.pid,))

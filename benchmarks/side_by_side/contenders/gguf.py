@@ -14,7 +14,6 @@ import os
 import runpy
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -51,15 +50,11 @@ def main() -> None:
     sys.path[:0] = [str(llama_cpp), str(llama_cpp / "gguf-py")]
     base = importlib.import_module("conversion.base")
     base.TextModel.get_vocab_base_pre = lambda self, tokenizer: TOKENIZER
-    with tempfile.TemporaryDirectory() as folder:
-        for path in model.iterdir():
-            (Path(folder) / path.name).symlink_to(path.absolute())
-        config = Path(folder) / "config.json"
-        content = json.loads(config.read_text(encoding="utf-8"))
-        config.unlink()  # the model's own stays as it is
-        config.write_text(json.dumps(converter_config(content)), encoding="utf-8")
-        sys.argv = ["convert_hf_to_gguf.py", folder, "--outtype", "f32", "--outfile", str(file)]
-        runpy.run_path(str(llama_cpp / sys.argv[0]), run_name="__main__")
+    content = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    # its own way, through transformers, adds the defaults of fields that are left out, among them experts
+    base.ModelBase.load_hparams = staticmethod(lambda *_: converter_config(content))
+    sys.argv = ["convert_hf_to_gguf.py", str(model), "--outtype", "f32", "--outfile", str(file)]
+    runpy.run_path(str(llama_cpp / sys.argv[0]), run_name="__main__")
 
 
 if __name__ == "__main__":
