@@ -25,6 +25,7 @@ async def ask(port: int, num_rows: int, num_tokens: int) -> None:
     The prompts' lengths differ, so that the answers need their next blocks in different steps.
     """
     async with open_channel(f"127.0.0.1:{port}") as channel:
+        await channel.channel_ready()
         stream: Any = channel.stream_stream(STREAM_PATH)()
         params = SamplingParams(max_tokens=num_tokens, temperature=0, ignore_eos=True)
         for i in range(num_rows):

@@ -190,12 +190,16 @@ class MeasuredServer:
         command = (sys.executable, "-m", "benchmarks.router.decode_client", *of_client)
         client = await asyncio.create_subprocess_exec(*command)
         try:
-            async with asyncio.timeout(START_TIMEOUT_S):
-                await self._window.is_over.wait()
+            waits = [asyncio.ensure_future(one) for one in (self._window.is_over.wait(), client.wait())]
+            await asyncio.wait(waits, timeout=START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+            for one in waits:
+                one.cancel()
         finally:
             if client.returncode is None:
                 client.kill()
                 await client.wait()
+        if not self._window.us_per_step:
+            raise SystemExit(f"{num_rows} rows were not decoded together for {WARM_UP_STEPS + STEPS} steps")
         return self._window
 
     async def __aenter__(self) -> MeasuredServer:
@@ -294,9 +298,7 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--rounds", type=int, default=3, help="windows of steps for each figure; default: 3")
     parser.add_argument("--rows", type=int, nargs="+", default=BATCH_SIZES, help="batch sizes; default: all")
-    parser.add_argument(
-        "--drafts", type=int, nargs="+", default=DRAFTS, help="default: 0 and 3"
-    )
+    parser.add_argument("--drafts", type=int, nargs="+", default=DRAFTS, help="default: 0 and 3")
     parser.add_argument("--as", dest="label", choices=("before", "after"), help="keep the figures as these")
     parser.add_argument("--publish", action="store_true", help="write the table into docs/performance.md")
     parser.add_argument("--no-router", action="store_true", help="leave the router out")

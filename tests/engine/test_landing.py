@@ -40,7 +40,13 @@ def test_only_rows_that_gain_tokens_and_nothing_else_are_quiet():
     rows = [PlannedRow(request, 4, 1, boundaries) for request, boundaries, _ in cases.values()]
     quiet, others = divide(rows, RowResults.of(np.array([result for *_, result in cases.values()]), {}, None))
     assert [request.request_id for request in quiet.requests] == ["quiet"]
-    assert [row.request.request_id for row, _ in others] == ["at its end", "stops", "keeps a state", "not finite"]
+    names = [row.request.request_id for row, _ in others]
+    assert names == [
+        "at its end",
+        "stops",
+        "keeps a state",
+        "not finite",
+    ]
     assert [result.tokens for _, result in others] == [(7,), (STOP,), (7,), (7,)]
     gained = {name: request.tokens[5:] for name, (request, _, _) in cases.items()}
     assert gained["quiet"] == [7]
