@@ -11,6 +11,7 @@ import llvmlite.binding
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.core.datamodel import models
+from numba.core.types.containers import UniTuple
 from numba.extending import intrinsic, register_model
 
 from kernels.cpu.format_ir import mix, narrow, round_bfloat16, widen
@@ -348,7 +349,7 @@ def _of_interleaved(count):
             ]
             return context.make_tuple(builder, signature.return_type, found)
 
-        return types.UniTuple(VECTOR, count)(array, index), generate
+        return UniTuple(VECTOR, count)(array, index), generate
 
     return load_interleaved
 
