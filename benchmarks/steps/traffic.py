@@ -13,7 +13,8 @@ operand once, with these exceptions:
 | weights of all experts | the share that tokens are sent to, on average |
 | a table in which rows are looked up or written | these rows |
 
-A sort counts as one launch that moves its operands once; on a GPU it is several.
+So logits of filtered rows count twice: with top-p they are read as often, or once more for each further race
+and its sums; with top-k four times more.
 """
 
 from __future__ import annotations

@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -52,6 +53,27 @@ _GREEDY_TOKENS, _DRAWN_TOKENS = 1 << 20, 1 << 17
 """About as many tokens as one thread reads in 100 µs."""
 
 
+class _Results(NamedTuple):
+    """Where the CPU path writes the results of a shape, and what else it needs to know of the shape."""
+
+    tokens: Tensor
+    is_finite: Tensor
+    num_items: int
+    greedy_grain: int
+    drawn_grain: int
+    arguments: tuple[np.ndarray, np.ndarray, int, int]
+
+    @classmethod
+    def make(cls, num_rows: int, num_positions: int, vocab_size: int) -> _Results:
+        tokens = torch.empty((num_rows, num_positions), dtype=torch.int64)
+        is_finite = torch.empty((num_rows, num_positions), dtype=torch.bool)
+        flat = as_array(tokens.view(-1)), as_array(is_finite.view(-1))
+        grains = (
+            max(1, tokens_a_thread // vocab_size) for tokens_a_thread in (_GREEDY_TOKENS, _DRAWN_TOKENS)
+        )
+        return cls(tokens, is_finite, num_rows * num_positions, *grains, (*flat, num_positions, vocab_size))
+
+
 @dataclass(frozen=True)
 class SampleTokens:
     """Samples for rows of two tables of parameters, whose addresses never change.
@@ -62,8 +84,8 @@ class SampleTokens:
 
     numbers: Tensor
     integers: Tensor
-    _results: dict[torch.Size, tuple[Tensor, Tensor, np.ndarray, np.ndarray]] = field(default_factory=dict)
-    """Results on a CPU by their shape. Allocating them would take as long as a greedy row."""
+    _results: dict[torch.Size, _Results] = field(default_factory=dict)
+    """Results on a CPU by the shape of logits. Allocating them would take as long as a greedy row."""
 
     def __call__(
         self, logits: Tensor, rows: Tensor, positions: Tensor, *, shift: int, random: bool, filtered: bool
@@ -76,31 +98,25 @@ class SampleTokens:
         infinity, and some finite number; otherwise the token is meaningless, but in the vocabulary. On a CPU,
         the next call with this shape overwrites the results. Does not wait for the device.
         """
-        logits, rows, positions = logits.contiguous(), rows.contiguous(), positions.contiguous()
+        if not (logits.is_contiguous() and rows.is_contiguous() and positions.is_contiguous()):
+            logits, rows, positions = logits.contiguous(), rows.contiguous(), positions.contiguous()
         if logits.is_cuda:
             return _launch(self, logits, rows, positions, shift=shift, random=random, filtered=filtered)
-        assert logits.dtype == torch.float32
-        num_rows, num_positions, vocab_size = logits.shape
-        shape = positions.shape
-        results = self._results.get(shape)
+        results = self._results.get(logits.shape)
         if results is None:
-            tokens, is_finite = torch.empty(shape, dtype=torch.int64), torch.empty(shape, dtype=torch.bool)
-            flat = as_array(tokens.view(-1)), as_array(is_finite.view(-1))
-            results = self._results[shape] = tokens, is_finite, *flat
+            assert logits.dtype == torch.float32
+            results = self._results[logits.shape] = _Results.make(*logits.shape)
         sample_rows.parallel_for(
-            num_rows * num_positions,
-            max(1, (_DRAWN_TOKENS if random else _GREEDY_TOKENS) // vocab_size),
+            results.num_items,
+            results.drawn_grain if random else results.greedy_grain,
             logits.data_ptr(),
             rows.data_ptr(),
             positions.data_ptr(),
-            results[2],
-            results[3],
+            *results.arguments,
             *self._arrays,
-            num_positions,
-            vocab_size,
             shift,
         )
-        return results[0], results[1]
+        return results.tokens, results.is_finite
 
     @functools.cached_property
     def _arrays(self) -> tuple[np.ndarray, np.ndarray]:
@@ -414,13 +430,25 @@ def _launch(
     scores, winners = tops, best
     if random:
         scores, winners = torch.empty_like(tops, dtype=torch.float64), torch.empty_like(best)
-    operands = logits, rows, positions, op.numbers, op.integers, tops, best, scores, winners
+    parameters, found = (rows, positions, op.numbers, op.integers), (tops, best, scores, winners)
     columns = op.numbers.shape[1], op.integers.shape[1]
     _scan_kernel[(num_items, num_shares)](
-        *operands, num_positions, vocab_size, share, shift, *columns, RANDOM=random, BLOCK=_BLOCK, num_warps=4
+        logits,
+        *parameters,
+        *found,
+        num_positions,
+        vocab_size,
+        share,
+        shift,
+        *columns,
+        RANDOM=random,
+        BLOCK=_BLOCK,
+        num_warps=4,
     )
     _choose_kernel[(num_items,)](
-        *operands,
+        logits if filtered else tops,  # which is not read
+        *parameters,
+        *found,
         tokens,
         is_finite.view(torch.uint8),
         num_positions,

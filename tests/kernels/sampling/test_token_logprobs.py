@@ -29,5 +29,5 @@ def test_of_equal_logits_the_lower_tokens_come_first():
 def test_very_unlikely_tokens_and_large_logits_stay_finite():
     logits = torch.tensor([[3e4, -3e4, 2.9999e4, -torch.inf]])
     numbers, integers = token_logprobs(logits, torch.tensor([1]), 2)
-    assert numbers[0, 0].item() == pytest.approx(-6e4)
+    assert numbers[0, 0].item() == pytest.approx(-60000.3133, abs=0.01)
     assert integers.tolist() == [[1, 3, 0, 2]]
