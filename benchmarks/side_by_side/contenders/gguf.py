@@ -52,7 +52,7 @@ def main() -> None:
     base.TextModel.get_vocab_base_pre = lambda self, tokenizer: TOKENIZER
     content = json.loads((model / "config.json").read_text(encoding="utf-8"))
     # its own way, through transformers, adds the defaults of fields that are left out, among them experts
-    base.ModelBase.load_hparams = staticmethod(lambda *_: converter_config(content))
+    base.ModelBase.load_hparams = staticmethod(lambda *_, **__: converter_config(content))
     sys.argv = ["convert_hf_to_gguf.py", str(model), "--outtype", "f32", "--outfile", str(file)]
     runpy.run_path(str(llama_cpp / sys.argv[0]), run_name="__main__")
 
