@@ -66,8 +66,12 @@ def divide(
         or rows[place].boundaries
         or not results.is_finite[place]
     ]
-    columns = (requests, accepted, results.num_tried, tokens)
-    quiet = QuietRows(*(_without(column, loud) for column in columns))
+    quiet = QuietRows(
+        _without(requests, loud),
+        _without(accepted, loud),
+        _without(results.num_tried, loud),
+        _without(tokens, loud),
+    )
     for request, gained in zip(quiet.requests, quiet.tokens, strict=True):
         request.tokens += gained
     others = [(rows[place], results[place]) for place in loud if requests[place].finish_reason is None]
