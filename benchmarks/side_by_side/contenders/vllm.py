@@ -16,8 +16,8 @@ from testing.checkpoints.random_model import MAX_MODEL_LEN
 NGRAM = {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4}
 """The lengths are our defaults."""
 NO_PREFIX_CACHING = "--no-enable-prefix-caching"
-"""With its default, vLLM 0.32 on a CPU ends as soon as a request of a Mamba model fills a block: it would
-launch a Triton kernel (mamba_utils.py, precopy_mamba_align_fused_kernel)."""
+"""With its default, vLLM 0.32 on a CPU ends at the first long prompt of a Mamba model: probably it launches a
+Triton kernel, as it does with drafts (mamba_utils.py, precopy_mamba_align_fused_kernel)."""
 
 TCMALLOC = Path("/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4")
 """The path in Debian's package libtcmalloc-minimal4: vLLM asks for it on a CPU."""
