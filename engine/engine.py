@@ -103,11 +103,13 @@ class Engine:
 
     def warm_up(self) -> None:
         """Runs two short requests, which together have every kind of row, so that no client's request waits
-        for compilation. One takes the most likely tokens (greedy), the other draws tokens at random."""
+        for compilation. One takes the most likely tokens (greedy). The other draws tokens at random, with
+        log-probabilities."""
         for num_tokens, temperature in ((2, 0), (min(20, self.capacity.max_model_len - 3), 1)):
             params = None
             if self.config.role != "prefill":
-                params = SamplingParams(max_tokens=3, temperature=temperature, top_p=0.9)
+                logprobs = temperature or None
+                params = SamplingParams(max_tokens=3, temperature=temperature, top_p=0.9, logprobs=logprobs)
             self.add(Request("warm-up", [0] * num_tokens, params))
             while not self.step().did_nothing:
                 pass

@@ -73,9 +73,6 @@ MODEL = BenchmarkModel(
         chunk_size=128,
         max_position_embeddings=4096,
     ),
-    requests={},
-    starts_s=0.0,
-    load_s=0.0,
 )
 """A hybrid with one recurrent layer and one attention layer: its requests have blocks and states."""
 STREAM_STEP_S, STREAM_S = 0.02, 4.0

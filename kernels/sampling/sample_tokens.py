@@ -68,10 +68,9 @@ class _Results(NamedTuple):
         tokens = torch.empty((num_rows, num_positions), dtype=torch.int64)
         is_finite = torch.empty((num_rows, num_positions), dtype=torch.bool)
         flat = as_array(tokens.view(-1)), as_array(is_finite.view(-1))
-        grains = (
-            max(1, tokens_a_thread // vocab_size) for tokens_a_thread in (_GREEDY_TOKENS, _DRAWN_TOKENS)
-        )
-        return cls(tokens, is_finite, num_rows * num_positions, *grains, (*flat, num_positions, vocab_size))
+        greedy, drawn = (max(1, each // vocab_size) for each in (_GREEDY_TOKENS, _DRAWN_TOKENS))
+        arguments = (*flat, num_positions, vocab_size)
+        return cls(tokens, is_finite, num_rows * num_positions, greedy, drawn, arguments)
 
 
 @dataclass(frozen=True)

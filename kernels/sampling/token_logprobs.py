@@ -83,7 +83,8 @@ def _launch(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tensor, Te
     logprobs, log_sums = logits.new_empty((num_rows, 1)), logits.new_empty((num_rows, 1))
     ranks = torch.empty((num_rows, 1), dtype=torch.int64, device=logits.device)
     if num_rows > 0:
-        operands = logits, token_ids, logprobs, ranks, log_sums
+        # A copy is aligned, as a slice may not be: Triton would compile the kernel again for it.
+        operands = logits, token_ids.clone(), logprobs, ranks, log_sums
         _logprobs_kernel[(num_rows,)](*operands, vocab_size, BLOCK=_BLOCK, num_warps=8)
     values, best = logits.topk(num_top, dim=-1)
     numbers = torch.cat((logprobs, values - log_sums), dim=1)

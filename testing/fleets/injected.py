@@ -36,7 +36,7 @@ import torch
 
 from engine.engine import Engine
 from engine.schedule.cache_modes import StateBlocks
-from engine.schedule.scheduler import Scheduler
+from engine.schedule.prompt_chunks import PromptChunks
 from kv_transfer.nixl.agent import TransferAgent
 from kv_transfer.reads.lease_renewer import LeaseRenewer
 from kv_transfer.reads.transfer import Transfer
@@ -85,7 +85,7 @@ def inject(folder: Path) -> None:
     replace(Engine, "step", "hanging-step", _once(folder / "hanging-step", _hang))
     replace(Engine, "warm_up", "no-gpu-memory", _find_no_memory)
     replace(StateBlocks, "chunk_end", "small-chunks", _small_chunk_end)
-    replace(Scheduler, "_plan_chunks", "small-chunks", _plan_chunks_slowly)
+    replace(PromptChunks, "plan", "small-chunks", _plan_slowly)
     replace(LeaseRenewer, "hold", "no-renewal", _do_nothing)
     replace(GrpcServer, "__init__", "late-start", _start_late(folder / "late-start"))
 
@@ -154,7 +154,7 @@ def _small_chunk_end(sound: Callable[..., Any], mode: StateBlocks, request: Any,
     return sound(mode, request, start, min(end, start + SMALL_CHUNK))
 
 
-def _plan_chunks_slowly(sound: Callable[..., Any], *arguments: Any) -> Any:
+def _plan_slowly(sound: Callable[..., Any], *arguments: Any) -> Any:
     planned = sound(*arguments)
     if planned:
         time.sleep(REST_AFTER_CHUNK_S)
