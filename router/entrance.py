@@ -143,7 +143,7 @@ class Entrance:
             await self._answer(scope, body.receive, send)
         finally:
             release_unsettled(scope)
-            share.give_back()
+            share.end()
             self._drain.num_running -= is_counted
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:

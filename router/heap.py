@@ -5,6 +5,9 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 
+LARGE_BYTES = 256 << 10
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+
 
 def give_back() -> None:
     """Return the free memory of the C library's heap to the operating system. To be called after work that
@@ -18,5 +21,18 @@ def give_back() -> None:
         _malloc_trim(0)
 
 
+def keep_small() -> None:
+    """Have the C library return large pieces of memory as soon as they are freed. To be called at the start.
+
+    By itself, glibc learns from the first large piece that is freed that it should keep such pieces: up to
+    64 MiB at the end of each thread's heap, which ``malloc_trim`` does not return. It has no effect with
+    another C library.
+    """
+    if _mallopt is not None:
+        _mallopt(_M_MMAP_THRESHOLD, LARGE_BYTES)
+        _mallopt(_M_TRIM_THRESHOLD, LARGE_BYTES)
+
+
 _malloc_trim: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
 """Found at the start: objects that are made while a large body is parsed would keep its memory."""
+_mallopt: Callable[[int, int], int] | None = getattr(ctypes.CDLL(None), "mallopt", None)

@@ -7,6 +7,7 @@ import logging
 
 from router.app import create_app
 from router.config import RouterConfig
+from router.heap import keep_small
 from router.http.server import HttpServer
 from router.http.sockets import sockets_of
 
@@ -29,6 +30,7 @@ def run(config: RouterConfig) -> None:
         fatal.append(error)
         server.should_exit = True
 
+    keep_small()
     app = create_app(config, on_fatal=on_fatal)
     server = HttpServer(app, config, app.state.drain)
     _calm_the_collector()

@@ -70,21 +70,24 @@ class BodyRoom:
             del self._of[client]
 
     def trim_soon(self) -> None:
-        """Have the C library return free memory to the system once no body has been read for a while."""
-        if self._trim is not None:
-            self._trim.cancel()
-        loop = asyncio.get_running_loop()
-        self._trim = loop.call_later(TRIM_AFTER_S, loop.run_in_executor, None, give_back)
+        """Have the C library return free memory to the system after a while, however many calls follow."""
+        if self._trim is None:
+            self._trim = asyncio.get_running_loop().call_later(TRIM_AFTER_S, self._trim_now)
+
+    def _trim_now(self) -> None:
+        self._trim = None
+        asyncio.get_running_loop().run_in_executor(None, give_back)
 
 
 class BodyShare:
-    """The room that one request's body takes, from its first byte until :meth:`give_back`."""
+    """The room that one request's body takes, from its first byte until :meth:`give_back` or :meth:`end`."""
 
     def __init__(self, room: BodyRoom, client: str) -> None:
         self._room = room
         self._client = client
         self._num_read = 0
         self._num_taken = 0
+        self._was_large = False
 
     def take(self, num_bytes: int) -> None:
         """Take room for bytes that were read. Raises :class:`OverloadedError` if there is none left."""
@@ -98,10 +101,16 @@ class BodyShare:
         """Give the room back, because the body has become a checked request or an error. A second call has no
         effect."""
         if self._num_taken:
+            self._was_large = True
             self._room.give_back(self._client, self._num_taken)
-            if not self._room.num_bytes:
-                self._room.trim_soon()
         self._num_taken = 0
+
+    def end(self) -> None:
+        """Give the room back because the request has ended. What was made of a large body is free only
+        now."""
+        self.give_back()
+        if self._was_large:
+            self._room.trim_soon()
 
     def turn(self) -> AbstractAsyncContextManager[None]:
         """Return the context that waits for this client's turn to parse a large body."""
