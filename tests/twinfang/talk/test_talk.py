@@ -19,7 +19,7 @@ import pytest
 from testing.conditions import wait_until
 from testing.openai_endpoint import Reply, openai_endpoint
 
-SMALL = ("--cache-memory", "0.1", "--max-model-len", "512")
+SMALL = ("--cache-memory", "0.1", "--max-model-len", "2048")
 TIMEOUT_S = 60.0
 PROGRAM = (sys.executable, "-m", "twinfang")
 
