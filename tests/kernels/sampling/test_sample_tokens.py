@@ -197,6 +197,7 @@ from kernels.sampling import sample_tokens as module
 from kernels.sampling import token_logprobs
 
 types = {"logits_ptr": "*fp32", "numbers_ptr": "*fp32", "tops_ptr": "*fp32", "scores_ptr": "*fp64",
+         "chosen_ptr": "*fp32",
          "best_ptr": "*i32", "winners_ptr": "*i32", "is_finite_ptr": "*u8", "logprobs_ptr": "*fp32",
          "log_sums_ptr": "*fp32"}
 kinds = [(False, False), (True, False), (True, True)]
