@@ -103,14 +103,12 @@ class Engine:
 
     def warm_up(self) -> None:
         """Runs two short requests, which together have every kind of row, so that no client's request waits
-        for compilation. One takes the most likely tokens (greedy). The other draws tokens at random, with
-        log-probabilities."""
-        for num_tokens, temperature in ((2, 0), (min(20, self.capacity.max_model_len - 3), 1)):
-            params = None
-            if self.config.role != "prefill":
-                logprobs = temperature or None
-                params = SamplingParams(max_tokens=3, temperature=temperature, top_p=0.9, logprobs=logprobs)
-            self.add(Request("warm-up", [0] * num_tokens, params))
+        for compilation. The greedy one reports its prompt's log-probabilities, the other one is random."""
+        longer = min(20, self.capacity.max_model_len - 3)
+        for num_tokens, temperature, num_top in ((2, 0, 1), (longer, 1, None)):
+            sampling = SamplingParams(max_tokens=3, temperature=temperature, top_p=0.9)
+            params = None if self.config.role == "prefill" else sampling
+            self.add(Request("warm-up", [0] * num_tokens, params, prompt_logprobs_wanted=num_top))
             while not self.step().did_nothing:
                 pass
             self.release("warm-up")

@@ -56,11 +56,11 @@ def token_logprobs_reference(logits: Tensor, token_ids: Tensor, num_top: int) ->
 # One program per row. A lane keeps the largest of its logits and the sum of exponentials relative to it.
 @triton_jit
 def _logprobs_kernel(
-    logits_ptr, token_ids_ptr, logprobs_ptr, ranks_ptr, log_sums_ptr, vocab_size, BLOCK: tl.constexpr
+    logits_ptr, chosen_ptr, logprobs_ptr, ranks_ptr, log_sums_ptr, vocab_size, BLOCK: tl.constexpr
 ):
     row = tl.program_id(0).to(tl.int64)
     x_ptr = logits_ptr + row * vocab_size
-    chosen = tl.load(x_ptr + tl.load(token_ids_ptr + row))
+    chosen = tl.load(chosen_ptr + row)
     top = tl.full((BLOCK,), -3.0e38, tl.float32)
     total = tl.full((BLOCK,), 0.0, tl.float32)
     num_better = tl.full((BLOCK,), 0, tl.int32)
@@ -83,8 +83,8 @@ def _launch(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tensor, Te
     logprobs, log_sums = logits.new_empty((num_rows, 1)), logits.new_empty((num_rows, 1))
     ranks = torch.empty((num_rows, 1), dtype=torch.int64, device=logits.device)
     if num_rows > 0:
-        # A copy is aligned, as a slice may not be: Triton would compile the kernel again for it.
-        operands = logits, token_ids.clone(), logprobs, ranks, log_sums
+        # Gathered here: token ids may be a view at any address, for which Triton would compile again.
+        operands = logits, logits.gather(1, token_ids[:, None]), logprobs, ranks, log_sums
         _logprobs_kernel[(num_rows,)](*operands, vocab_size, BLOCK=_BLOCK, num_warps=8)
     values, best = logits.topk(num_top, dim=-1)
     numbers = torch.cat((logprobs, values - log_sums), dim=1)
