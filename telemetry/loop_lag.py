@@ -4,7 +4,7 @@ Four times a second the loop makes a *look*: a call to itself that notes how lat
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from array import array
 from collections.abc import Iterator
 
 from prometheus_client.core import HistogramMetricFamily
@@ -15,6 +15,7 @@ from telemetry.histogram import Tally
 
 INTERVAL_S = 0.25
 RECENT_S = 10.0
+NUM_RECENT = round(RECENT_S / INTERVAL_S) + 1
 LIMIT_S = 1.0
 """A loop that is this late with everything serves no client well."""
 STARVED_S = 10.0
@@ -34,8 +35,10 @@ class LoopLag(Collector):
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._tally = Tally(BOUNDS_S)
-        self._recent: deque[tuple[float, float]] = deque()
-        """When each look was made, and how late it was."""
+        self._looks_s = array("d", [float("-inf")] * NUM_RECENT)
+        """When the last looks were made: a ring, as the looks' lags."""
+        self._lags_s = array("d", [0.0] * NUM_RECENT)
+        self._next = 0
         self._late_since_s: float | None = None
         self._due_s = 0.0
         self._call_later()
@@ -46,9 +49,8 @@ class LoopLag(Collector):
     def saw(self, lag_s: float, now_s: float) -> None:
         """Note a look that came ``lag_s`` late."""
         self._tally.add(lag_s)
-        self._recent.append((now_s, lag_s))
-        while self._recent[0][0] < now_s - RECENT_S:
-            self._recent.popleft()
+        self._looks_s[self._next], self._lags_s[self._next] = now_s, lag_s
+        self._next = (self._next + 1) % NUM_RECENT
         if lag_s <= LIMIT_S:
             self._late_since_s = None
         elif self._late_since_s is None:
@@ -57,7 +59,9 @@ class LoopLag(Collector):
     @property
     def worst_s(self) -> float:
         """The greatest lag of the last ten seconds."""
-        return max((lag_s for _, lag_s in list(self._recent)), default=0.0)
+        since_s = max(self._looks_s) - RECENT_S
+        looks = zip(self._looks_s, self._lags_s, strict=True)
+        return max((lag_s for made_s, lag_s in looks if made_s >= since_s), default=0.0)
 
     @property
     def is_starved(self) -> bool:

@@ -1,11 +1,15 @@
 """What was measured in the last minute, in constant memory: sums and histograms in slots of one second.
 
+They are arrays, which lie where they were made. If each second brought new objects, these would lie among the
+parts of large bodies that are read meanwhile, and keep the memory of these for a minute.
+
 Times are seconds of one monotonic clock. The caller passes them, as it has read the clock already.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -19,7 +23,7 @@ class _Slots(ABC):
     again."""
 
     def __init__(self) -> None:
-        self._seconds = [-WINDOW_S] * WINDOW_S
+        self._seconds = array("q", [-WINDOW_S] * WINDOW_S)
 
     def at(self, now_s: float) -> int:
         """Return the index of this second's slot."""
@@ -48,7 +52,7 @@ class WindowSum(_Slots):
 
     def __init__(self) -> None:
         super().__init__()
-        self._sums = [0.0] * WINDOW_S
+        self._sums = array("d", [0.0] * WINDOW_S)
         self._until_s = -1.0
         self._index = 0
 
@@ -69,18 +73,22 @@ class WindowHistogram(_Slots):
 
     def __init__(self) -> None:
         super().__init__()
-        self._counts: list[dict[int, int]] = [{} for _ in range(WINDOW_S)]
+        self._counts = [_no_counts() for _ in range(WINDOW_S)]
 
     def observe(self, seconds: float, now_s: float) -> None:
         bucket = min(bisect_left(BOUNDS_MS, 1000 * seconds), len(BOUNDS_MS) - 1)
-        counts = self._counts[self.at(now_s)]
-        counts[bucket] = counts.get(bucket, 0) + 1
+        self._counts[self.at(now_s)][bucket] += 1
 
     def snapshot(self, now_s: float) -> Distribution:
-        return Distribution.sum(self._counts[index] for index in self.recent(now_s))
+        recent = (self._counts[index] for index in self.recent(now_s))
+        return Distribution([sum(of) for of in zip(*recent, strict=True)])
 
     def _empty(self, index: int) -> None:
-        self._counts[index] = {}
+        self._counts[index][:] = _no_counts()
+
+
+def _no_counts() -> array[int]:
+    return array("L", [0] * len(BOUNDS_MS))
 
 
 class Distribution:
@@ -92,7 +100,7 @@ class Distribution:
 
     @classmethod
     def sum(cls, parts: Iterable[Mapping[int, int]]) -> Distribution:
-        """Add up counts by bucket: those of several seconds, or of several processes."""
+        """Add up counts by bucket of several processes."""
         counts = [0] * len(BOUNDS_MS)
         for part in parts:
             for bucket, count in part.items():
