@@ -32,12 +32,13 @@ test-cluster: $(READY)  ## the chart on a cluster made for it, ten minutes; KUBE
 	@KUBERNETES="$(KUBERNETES)" IMAGES="$(IMAGES)" unshare --net --mount --pid --fork --mount-proc --kill-child \
 		$(BIN)/python -m pytest -s tests/cluster
 
-lint: $(READY)  ## ruff, mypy, import-linter, rooms
+lint: $(READY)  ## ruff, mypy, import-linter, rooms, messages
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 	@$(BIN)/python -m testing.rooms
+	@$(BIN)/python -m testing.protocol
 
 bench: $(READY)  ## `up` and `serve` beside vLLM, its pair, llama.cpp and transformers, an hour; VLLM=environment LLAMA=folder
 	@$(BIN)/python -m benchmarks.side_by_side $(if $(VLLM),--vllm "$(VLLM)") $(if $(LLAMA),--llama "$(LLAMA)") --publish

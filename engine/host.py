@@ -21,6 +21,7 @@ from engine.ranks.process import RankMain, work
 from engine.ranks.processes import RankProcesses
 from engine.step_result import StepResult
 from telemetry.start_up import StartUp
+from wire.codec import PROTOCOL_VERSION
 from wire.errors import GroupLostError
 from wire.messages.generation import ServerInfo
 
@@ -181,6 +182,7 @@ class EngineHost:
             local_prefill=local_prefill,
             is_draining=is_draining,
             max_batch_tokens=self.engine.config.max_batch_tokens,
+            protocol=PROTOCOL_VERSION,
         )
 
 

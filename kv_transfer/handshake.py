@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from engine.memory.caches import Caches
 from kv_transfer.nixl.descriptors import EPOCH_BYTES
+from wire.codec import PROTOCOL_VERSION
 from wire.errors import HandshakeError
 from wire.messages.handoff import HandshakeReply, HandshakeRequest
 from wire.messages.layout import Layout
@@ -12,7 +13,9 @@ from wire.messages.layout import Layout
 
 def introduce(caches: Caches, incarnation: str, fingerprint: str, *, num_ranks: int = 1) -> HandshakeRequest:
     """Returns the message by which a server, in its present incarnation, introduces itself to its peers."""
-    return HandshakeRequest(incarnation, fingerprint, num_ranks, caches.kv_layout, caches.state_layout)
+    return HandshakeRequest(
+        incarnation, fingerprint, num_ranks, caches.kv_layout, caches.state_layout, PROTOCOL_VERSION
+    )
 
 
 def check_same_model(ours: HandshakeRequest, theirs: HandshakeRequest | HandshakeReply, who: str) -> None:

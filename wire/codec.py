@@ -5,6 +5,11 @@ their default values are left out; in most messages, these are most fields. Fiel
 annotations once, when the class is first used. :func:`decode` checks every value against its field's type, so
 that the code that uses a decoded message never meets a wrong type. Nothing is ever unpickled.
 
+Releases next to each other understand one another. A message only ever gains fields, at its end and with
+defaults, and a field keeps its meaning. A reader ignores fields at the end that it does not know. Where that
+would be wrong, the field is made with :func:`since`: a message that uses it has that protocol version, and
+older readers refuse it. All other messages have :data:`FIRST_VERSION`.
+
 Supported annotations: ``bool int float str bytes``, ``X | None``, ``list[X]``, ``tuple[X, ...]``,
 ``tuple[X, Y]``, ``dict[str, X]``, ``Literal["a", "b"]`` and other message classes. A field that may have one
 of several message classes (``A | B``, ``A | B | None``) is sent as ``[class name, [field values]]``.
@@ -19,17 +24,25 @@ import types
 import typing
 from collections.abc import Callable, Collection
 from itertools import chain
-from typing import Any, Literal, TypeVar, dataclass_transform
+from typing import Any, Literal, TypeVar, cast, dataclass_transform
 
 import msgpack
 
 from wire.errors import ProtocolVersionError, WireError
 
-PROTOCOL_VERSION = 6
-"""Increased whenever a message changes in a way that an older peer would misread."""
+PROTOCOL_VERSION = 7
+"""The newest version that this release reads. Increased in a release that has a new field of
+:func:`since`."""
+FIRST_VERSION = 7
+"""The version of messages that every release since 0.2.0 can read."""
+OLDEST_PEER = 7
+"""The newest version that the release before this one reads. Processes that read less are refused."""
 
 MAX_MESSAGE_BYTES = 64 << 20
 """Our own messages are far shorter; a longer message is an attack or a bug."""
+
+MAX_UNKNOWN_FIELDS = 32
+"""How many fields of a newer release a message may have."""
 
 T = TypeVar("T")
 _brief = reprlib.Repr()
@@ -38,6 +51,7 @@ _Check = Callable[[Any, str], Any]
 _classes: dict[str, type] = {}
 _decoders: dict[type, _Check] = {}
 _encoders: dict[type, Callable[[Any], list[Any]]] = {}
+_version_readers: dict[type, Callable[[Any], int] | None] = {}
 
 
 @dataclass_transform(frozen_default=True)
@@ -50,11 +64,34 @@ def message(cls: type[T]) -> type[T]:
     return made
 
 
+def since(version: int, default: T) -> T:
+    """Makes a new field that a reader of an older protocol version must not ignore."""
+    return dataclasses.field(default=default, metadata={"since": version})
+
+
+def ignorable(default: T) -> T:
+    """Makes a new field that an older reader may ignore."""
+    return dataclasses.field(default=default, metadata={"since": FIRST_VERSION})
+
+
 def encode(msg: Any) -> bytes:
     """Returns a message's bytes."""
     cls = type(msg)
-    packed: bytes = msgpack.packb([PROTOCOL_VERSION, cls.__name__, _encoder(cls)(msg)])
+    packed: bytes = msgpack.packb([version_of(msg), cls.__name__, _encoder(cls)(msg)])
     return packed
+
+
+def check_peer(newest: int) -> None:
+    """Raises :class:`ProtocolVersionError` if a peer, which reads versions up to ``newest``, is of a release
+    that this one does not work with."""
+    if newest < OLDEST_PEER:
+        raise ProtocolVersionError.between(newest, OLDEST_PEER, PROTOCOL_VERSION)
+
+
+def version_of(msg: Any) -> int:
+    """Returns the oldest protocol version whose readers understand a message."""
+    read = _version_reader(type(msg))
+    return FIRST_VERSION if read is None else read(msg)
 
 
 def decode(data: bytes, *expected: type[T]) -> T:
@@ -76,11 +113,8 @@ def decode(data: bytes, *expected: type[T]) -> T:
     if not isinstance(envelope, list) or len(envelope) != 3:
         raise WireError(f"expected {names}, got msgpack without the envelope [version, name, fields]")
     version, name, fields = envelope
-    if type(version) is not int or version != PROTOCOL_VERSION:
-        raise ProtocolVersionError(
-            f"the peer speaks protocol version {brief(version)}, this process {PROTOCOL_VERSION}: "
-            "run the same Twinfang release on both sides"
-        )
+    if type(version) is not int or not FIRST_VERSION <= version <= PROTOCOL_VERSION:
+        raise ProtocolVersionError.between(brief(version), FIRST_VERSION, PROTOCOL_VERSION)
     for cls in expected:
         if cls.__name__ == name:
             made: T = _decoder(cls)(fields, cls.__name__)
@@ -115,6 +149,47 @@ def _encoder(cls: type) -> Callable[[Any], list[Any]]:
 
         _encoders[cls] = pack
     return _encoders[cls]
+
+
+def _version_reader(cls: type) -> Callable[[Any], int] | None:
+    """Returns the function that :func:`version_of` calls; None if no field of ``cls`` has its own version."""
+    if cls not in _version_readers:
+        _version_readers[cls] = None  # message classes may contain one another
+        hints = typing.get_type_hints(cls)
+        newer: list[tuple[Callable[[Any], Any], Any, int]] = [
+            (operator.attrgetter(f.name), f.default, version)
+            for f in dataclasses.fields(cls)
+            if (version := f.metadata.get("since", FIRST_VERSION)) > FIRST_VERSION
+        ]
+        inner = [
+            operator.attrgetter(name)
+            for name, hint in hints.items()
+            if any(_version_reader(one) is not None for one in _classes_in(hint))
+        ]
+
+        def read(msg: Any) -> int:
+            used = (version for get, default, version in newer if get(msg) != default)
+            return max((FIRST_VERSION, *used, *(_version_in(get(msg)) for get in inner)))
+
+        _version_readers[cls] = read if newer or inner else None
+    return _version_readers[cls]
+
+
+def _version_in(value: Any) -> int:
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        return max(map(_version_in, value), default=FIRST_VERSION)
+    return version_of(value) if dataclasses.is_dataclass(value) else FIRST_VERSION
+
+
+def _classes_in(hint: Any) -> list[type]:
+    """Returns the message classes that a field of this type may contain."""
+    if dataclasses.is_dataclass(hint):
+        return [cast(type, hint)]
+    if typing.get_origin(hint) is Literal:
+        return []
+    return [cls for arg in typing.get_args(hint) for cls in _classes_in(arg)]
 
 
 def _defaults(cls: type) -> list[Any]:
@@ -177,11 +252,11 @@ def _decoder(cls: type) -> _Check:
 
         make = _maker(cls)
         defaults = _defaults(cls)
-        num_required = len(parts) - len(defaults)
+        num_required, most = len(parts) - len(defaults), len(parts) + MAX_UNKNOWN_FIELDS
 
-        def build(value: Any, where: str) -> Any:
-            if type(value) is not list or not num_required <= len(value) <= len(parts):
-                raise WireError(f"{where}: expected a list of {num_required} to {len(parts)} fields")
+        def build(value: Any, where: str) -> Any:  # fields behind the last known one are ignored
+            if type(value) is not list or not num_required <= len(value) <= most:
+                raise WireError(f"{where}: expected a list of {num_required} to {most} fields")
             return make(
                 *[
                     item if type(item) in as_is else check(item, f"{where}.{name}")
@@ -209,7 +284,7 @@ def _maker(cls: type) -> Callable[..., Any]:
     scope: dict[str, Any] = {"new": object.__new__, "cls": cls}
     scope |= {f"set_{name}": setter for name, setter in zip(names, setters, strict=True)}
     exec(source, scope)  # dataclasses writes its methods in the same way
-    return typing.cast(Callable[..., Any], scope["make"])
+    return cast(Callable[..., Any], scope["make"])
 
 
 def _right_as_is(hint: Any) -> frozenset[type]:
@@ -243,7 +318,7 @@ def _check_for(hint: Any) -> _Check:
     if origin is dict:
         return _mapping(args)
     if dataclasses.is_dataclass(hint):
-        return _nested(typing.cast(type, hint))
+        return _nested(cast(type, hint))
     if hint is float:
         return _float
     if hint in (int, str, bool, bytes):

@@ -270,7 +270,19 @@ class WireError(TwinfangError):
 
 
 class ProtocolVersionError(WireError):
-    """A message from another process has another protocol version: that process is of another release."""
+    """Another process is of a release that this one can't work with."""
+
+    code = "protocol_version"
+    told_clients = "servers of two releases do not understand each other; send the request again"
+
+    @classmethod
+    def between(cls, theirs: object, oldest: int, newest: int) -> ProtocolVersionError:
+        """``theirs`` is the other process's version, the others are those that this process understands."""
+        ours = f"version {newest}" if oldest == newest else f"versions {oldest} to {newest}"
+        return cls(
+            f"the peer speaks protocol version {theirs}, this process {ours}: "
+            "upgrade by one release at a time"
+        )
 
 
 class TransferError(TwinfangError):

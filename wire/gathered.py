@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
+import msgpack
+
 from wire.codec import decode, encode, message
 
 MAX_BYTES = 256 << 10
@@ -22,7 +24,8 @@ class Gathered:
     messages: tuple[bytes, ...]
 
 
-_BEGINNING = encode(Gathered(()))[:-2]
+_NAME: bytes = msgpack.packb(Gathered.__name__)
+"""It stands behind the envelope's first byte and that of the version."""
 
 
 def messages_in(data: bytes) -> tuple[bytes, ...]:
@@ -30,7 +33,7 @@ def messages_in(data: bytes) -> tuple[bytes, ...]:
 
     Raises :class:`WireError` if ``data`` looks gathered but can't be read.
     """
-    return decode(data, Gathered).messages if data.startswith(_BEGINNING) else (data,)
+    return decode(data, Gathered).messages if data.startswith(_NAME, 2) else (data,)
 
 
 class Outgoing:

@@ -8,6 +8,7 @@ length, in four bytes, and the encoded message.
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import logging
 import selectors
 import socket
@@ -25,6 +26,8 @@ log = logging.getLogger(__name__)
 CONNECT_TIMEOUT_S = 10.0
 GREETING_TIMEOUT_S = 10.0
 """Time in which a caller has to say which rank it is."""
+ONE_RELEASE = {"Twinfang's version": importlib.metadata.version("twinfang")}
+"""A term of all groups. Ranks take the same decisions from the same calls, so they are of one release."""
 MAX_MESSAGE_BYTES = 1 << 16
 LENGTH_BYTES = 4
 

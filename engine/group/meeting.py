@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
-from engine.group.connections import connect_all
+from engine.group.connections import ONE_RELEASE, connect_all
 from engine.group.mesh import GroupMesh
 from engine.group.store import GroupStore, first_line, publish, published
 from engine.parallel.tensor_parallel import START_TIMEOUT_S, make_process_group
@@ -40,7 +40,7 @@ def meet(
     try:
         if rank == 0:
             store.set("secret", secrets.token_hex(16))
-        hello = Hello(store.get("secret").decode(), rank, terms, names[rank])
+        hello = Hello(store.get("secret").decode(), rank, ONE_RELEASE | terms, names[rank])
         with place.listen(len(names)) as listening:
             publish(store, f"address/{rank}", listening)
             connections = connect_all(

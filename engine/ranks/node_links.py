@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import torch.distributed as dist
 
-from engine.group.connections import Reception, call
+from engine.group.connections import ONE_RELEASE, Reception, call
 from engine.group.nodes import MEETING_TIMEOUT_S, Nodes, rank_names
 from engine.group.rank_link import RankLink
 from engine.group.store import first_line, publish, published
@@ -84,5 +84,5 @@ def call_rank_0(nodes: Nodes, rank: int, tp_size: int) -> RankLink:
 
 
 def _hello(secret: str, nodes: Nodes, rank: int, tp_size: int) -> Hello:
-    terms = {"`tensor_parallel`": str(tp_size), "`nodes.size`": str(nodes.size)}
+    terms = ONE_RELEASE | {"`tensor_parallel`": str(tp_size), "`nodes.size`": str(nodes.size)}
     return Hello(secret, rank, terms, rank_names(nodes, tp_size)[rank])

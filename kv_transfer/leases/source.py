@@ -22,7 +22,7 @@ from kv_transfer.leases.lease_table import Lease, LeaseTable
 from kv_transfer.nixl.agent import region_of
 from kv_transfer.nixl.poll_thread import idle_delay, poll_delay
 from kv_transfer.nixl.transfer_thread import ThreadUser, TransferThread
-from wire.codec import decode
+from wire.codec import PROTOCOL_VERSION, decode
 from wire.errors import WireError
 from wire.messages.generation import Empty
 from wire.messages.handoff import (
@@ -104,6 +104,7 @@ class TransferSource(ThreadUser):
             fingerprint=introduction.fingerprint,
             ranks=(thread.memory, *other_ranks),
             epoch_region=region_of(epochs),
+            protocol=PROTOCOL_VERSION,
         )
         self._is_serving = False
         self._last_news_s = 0.0

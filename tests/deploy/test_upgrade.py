@@ -21,9 +21,10 @@ pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(1800)]
 MODEL = "demo"
 SLOW_S = 10.0
 """How much longer the pods of the slow role take to load."""
-PROGRAMS = {"next": "testing.deploy.next_release"}
+PROGRAMS = {"next": "testing.deploy.next_release", "later": "testing.deploy.later_release"}
 OTHER_WEIGHTS: Manifest = {"model": {"directory": "b"}}
 OTHER_PROTOCOL: Manifest = {"image": {"tag": "next"}, "routerImage": {"tag": "next"}}
+NEXT_RELEASE: Manifest = {"image": {"tag": "later"}, "routerImage": {"tag": "later"}}
 
 
 @pytest.fixture(scope="module")
@@ -62,11 +63,20 @@ def release(num_prefill: int, num_decode: int, *changes: Manifest) -> dict[str, 
     ("size", "changes", "slow"),
     [
         ((1, 1), [OTHER_WEIGHTS], "decode"),
+        ((1, 1), [NEXT_RELEASE], "prefill"),
+        ((2, 2), [NEXT_RELEASE], "decode"),
         ((1, 1), [OTHER_PROTOCOL], "prefill"),
         ((1, 1), [OTHER_PROTOCOL], "decode"),
         ((4, 6), [OTHER_WEIGHTS, OTHER_PROTOCOL], "prefill"),
     ],
-    ids=["1-1-weights", "1-1-protocol-slow-prefill", "1-1-protocol-slow-decode", "4-6-both"],
+    ids=[
+        "1-1-weights",
+        "1-1-release",
+        "2-2-release",
+        "1-1-protocol-slow-prefill",
+        "1-1-protocol-slow-decode",
+        "4-6-both",
+    ],
 )
 async def test_an_upgrade_and_its_rollback_always_leave_servers_that_fit(
     size: tuple[int, int], changes: list[Manifest], slow: str, models: Path, tmp_path: Path

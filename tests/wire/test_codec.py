@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wire.codec import MAX_MESSAGE_BYTES, PROTOCOL_VERSION, decode, encode
+from wire.codec import MAX_MESSAGE_BYTES, MAX_UNKNOWN_FIELDS, PROTOCOL_VERSION, decode, encode
 from wire.errors import InvalidRequestError, TwinfangError, WireError, error_from_code
 from wire.messages.generation import Cancel, RequestOutput, StepOutputs, Submit, TokenLogprobs
 from wire.messages.handoff import Ticket
@@ -153,8 +153,9 @@ def test_fields_with_their_default_values_do_not_travel():
     assert len(encode(RequestOutput("name", (1,)))) < len("RequestOutput") + 16
     empty = msgpack.packb([PROTOCOL_VERSION, "RequestOutput", ["name", [1]]])
     assert decode(empty, RequestOutput) == RequestOutput("name", (1,))
-    for fields in ([], ["name"], ["name", [1], *[None] * 8]):
-        with pytest.raises(WireError, match="2 to 9 fields"):
+    newer = ["name", [1], *[None] * 7]
+    for fields in ([], ["name"], [*newer, *[None] * (MAX_UNKNOWN_FIELDS + 1)]):
+        with pytest.raises(WireError, match="2 to 41 fields"):
             decode(msgpack.packb([PROTOCOL_VERSION, "RequestOutput", fields]), RequestOutput)
 
 
@@ -179,9 +180,13 @@ def test_wellformed_msgpack_of_the_wrong_shape_is_refused(fields):
 
 
 def test_another_protocol_version_is_refused_with_both_versions():
-    data = msgpack.packb([PROTOCOL_VERSION + 1, "Cancel", ["r"]])
-    with pytest.raises(WireError, match=rf"version {PROTOCOL_VERSION + 1}, this process {PROTOCOL_VERSION}"):
+    ours = PROTOCOL_VERSION
+    data = msgpack.packb([ours + 1, "Cancel", ["r"]])
+    with pytest.raises(WireError, match=rf"version {ours + 1}, this process version {ours}:"):
         decode(data, Cancel)
+    old = msgpack.packb([6, "Cancel", ["r"]])
+    with pytest.raises(WireError, match=r"speaks protocol version 6, .*upgrade by one release at a time"):
+        decode(old, Cancel)
 
 
 def test_an_unexpected_message_is_named():

@@ -7,7 +7,7 @@ from dataclasses import field, replace
 from itertools import accumulate, chain
 from typing import Literal
 
-from wire.codec import message
+from wire.codec import FIRST_VERSION, check_peer, message
 from wire.errors import WireError
 from wire.messages.handoff import AnyTicket, PartialTicket, Role, Ticket
 from wire.messages.sampling_params import SamplingParams
@@ -327,6 +327,12 @@ class StepOutputs:
 class Describe:
     """Asks a server for its :class:`ServerInfo`."""
 
+    protocol: int = FIRST_VERSION
+    """The newest protocol version that the sender reads."""
+
+    def __post_init__(self) -> None:
+        check_peer(self.protocol)
+
 
 @message
 class ServerInfo:
@@ -345,6 +351,11 @@ class ServerInfo:
     """Whether the server was asked to take no new requests."""
     max_batch_tokens: int = 2048
     """Maximum number of tokens in one step."""
+    protocol: int = FIRST_VERSION
+    """The newest protocol version that the sender reads."""
+
+    def __post_init__(self) -> None:
+        check_peer(self.protocol)
 
 
 @message

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from wire.codec import message
+from wire.codec import FIRST_VERSION, check_peer, message
 from wire.errors import WireError
 from wire.messages.layout import Layout
 
@@ -141,6 +141,11 @@ class HandshakeRequest:
     kv_layout: Layout
     """The layout on rank 0; ``state_layout`` is that of rank 0 as well."""
     state_layout: Layout
+    protocol: int = FIRST_VERSION
+    """The newest protocol version that the sender reads."""
+
+    def __post_init__(self) -> None:
+        check_peer(self.protocol)
 
 
 @message
@@ -180,8 +185,11 @@ class HandshakeReply:
     """In rank order."""
     epoch_region: Region
     """The epoch table on rank 0; only rank 0 keeps leases."""
+    protocol: int = FIRST_VERSION
+    """The newest protocol version that the sender reads."""
 
     def __post_init__(self) -> None:
+        check_peer(self.protocol)
         if not 1 <= len(self.ranks) <= MAX_RANKS:
             raise WireError(f"{len(self.ranks)} tensor-parallel ranks: expected 1 to {MAX_RANKS}")
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 
+from wire.codec import PROTOCOL_VERSION
 from wire.errors import ConfigError, DeadlineError, ProtocolVersionError, TwinfangError
 from wire.health import watch_health
 from wire.messages.generation import Describe, GetStats, ServerInfo, ServerStats
@@ -134,7 +135,7 @@ class Connection:
         server, and what :func:`call` raises if no server answers."""
         if self._problem:  # otherwise it has passed this check and is connected
             await self._may_connect(self.address)
-        info: ServerInfo = await call(self.channel, DESCRIBE, Describe(), timeout_s=timeout_s)
+        info: ServerInfo = await call(self.channel, DESCRIBE, Describe(PROTOCOL_VERSION), timeout_s=timeout_s)
         if info.role not in self.roles:
             raise ConfigError(
                 f"it is a server of role {info.role!r}, expected {' or '.join(self.roles)}: "

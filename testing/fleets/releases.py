@@ -1,0 +1,128 @@
+"""Servers and routers of several releases on one machine."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+
+from testing.conditions import wait_until
+from testing.fleets.fleet import START_DEADLINE_S
+from testing.fleets.stack import STOP_DEADLINE_S
+from testing.protocol import last_release
+from testing.repository import ROOT
+from twinfang.flags.table import BUNDLED_MODEL
+from twinfang.stack.ports import LOOPBACK, free_ports
+
+
+@dataclass(frozen=True)
+class Release:
+    """A program, and the folder whose modules it runs."""
+
+    name: str
+    program: str = "twinfang"
+    folder: Path = ROOT
+
+
+TODAY = Release("today")
+LATER = Release("later", "testing.deploy.later_release")
+
+
+def last(folder: Path) -> Release:
+    """Unpacks the last release into ``folder``. Raises :class:`LookupError` if the repository lacks its
+    commit, as a shallow clone does."""
+    facts = last_release()
+    packed = subprocess.run(
+        ["git", "-C", str(ROOT), "archive", facts["commit"]], capture_output=True, check=False
+    )
+    if packed.returncode:
+        raise LookupError(packed.stderr.decode())
+    with tarfile.open(fileobj=io.BytesIO(packed.stdout)) as archive:
+        archive.extractall(folder, filter="data")
+    return Release(facts["release"], folder=folder)
+
+
+@dataclass
+class Processes:
+    """Running processes; they end together."""
+
+    folder: Path
+    flags: tuple[str, ...] = ()
+    """Flags of all servers."""
+    _running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    def server(self, release: Release, role: str) -> str:
+        """Starts a server and returns its address."""
+        (port,) = free_ports(1)
+        address = f"{LOOPBACK}:{port}"
+        self._start(release, address, role, "--model", str(BUNDLED_MODEL), "--port", str(port), *self.flags)
+        return address
+
+    def router(self, release: Release, prefill: list[str], decode: list[str]) -> str:
+        """Starts a router of these servers and returns its URL."""
+        (port,) = free_ports(1)
+        servers = [one for address in prefill for one in ("--prefill", address)]
+        servers += [one for address in decode for one in ("--decode", address)]
+        self._start(release, f"{LOOPBACK}:{port}", "router", "--port", str(port), *servers)
+        return f"http://{LOOPBACK}:{port}"
+
+    def until_ready(self, url: str) -> None:
+        """Waits until a router is ready."""
+        name = url.removeprefix("http://")
+        wait_until(lambda: self._running[name].poll() is not None or _is_ok(url), url, START_DEADLINE_S)
+        assert self._running[name].poll() is None, self.log(name)
+
+    def signal(self, address: str, number: signal.Signals) -> None:
+        self._running[address].send_signal(number)
+
+    def log(self, address: str) -> str:
+        return self._log(address).read_text(encoding="utf-8")
+
+    def end(self) -> None:
+        for process in self._running.values():
+            process.terminate()
+        for process in self._running.values():
+            try:
+                process.wait(STOP_DEADLINE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise
+
+    def _start(self, release: Release, address: str, *arguments: str) -> None:
+        with self._log(address).open("ab") as log:
+            self._running[address] = subprocess.Popen(
+                [sys.executable, "-m", release.program, *arguments],
+                cwd=release.folder,  # which comes first where Python looks for modules
+                env=os.environ | {"PYTHONPATH": str(release.folder)},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    def _log(self, address: str) -> Path:
+        return self.folder / f"{address.replace(':', '-')}.log"
+
+
+@contextlib.contextmanager
+def processes(folder: Path, *flags: str) -> Iterator[Processes]:
+    running = Processes(folder, flags)
+    try:
+        yield running
+    finally:
+        running.end()
+
+
+def _is_ok(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/readyz").status_code == 200
+    except httpx.HTTPError:
+        return False
