@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 LAYERS = {"linear_attention": "M", "mamba": "M", "mlp": "-", "full_attention": "*", "attention": "*"}
-EXPERT_FIELDS = ("num_experts_per_tok", "n_routed_experts", "n_shared_experts")
+EXPERT_FIELDS = ("num_experts_per_tok", "n_routed_experts", "n_shared_experts", "n_group", "topk_group")
 """The converter takes a model that has them for one of experts, even if none of its layers is."""
 TOKENIZER = "default"
 
