@@ -39,9 +39,8 @@ from wire.messages.sampling_params import SamplingParams
 
 CONTEXT = 128
 MAX_MODEL_LEN = 2048
-SUMS = {rows: 400 for rows in (1, 8, 32)} | {512: 40}
+SUMS = {1: 400, 8: 400, 32: 400, 512: 40}
 """Number of sums by themselves, by rows. They are made once, before anything else."""
-ROUND_STEPS = 12
 
 
 class CollectiveClock:

@@ -1,11 +1,11 @@
 """Steps of two tensor-parallel ranks compared with those of one rank, all with one thread each.
 
-    python -m benchmarks.ranks.tensor_parallel                                   # a look, three minutes
-    python -m benchmarks.ranks.tensor_parallel --rounds 20 --json benchmarks/results/tensor_parallel.json --publish
-    python -m benchmarks.ranks.tensor_parallel --earlier CHECKOUT                # and an earlier commit's ranks
+    python -m benchmarks.ranks.tensor_parallel                          # a look, a minute on two quiet cores
+    python -m benchmarks.ranks.tensor_parallel --rounds 20 --json benchmarks/results/tensor_parallel.json
+    python -m benchmarks.ranks.tensor_parallel --earlier CHECKOUT       # an earlier commit's ranks too
 
-The engines run in processes of their own (``contender.py``), each rank on a core of its own. They take turns:
-in every round each engine runs a few steps of each case, alone. Other processes make steps longer, never
+The engines run in processes of their own (``contender.py``), each rank on its own core. They take turns: in
+every round each engine runs a few steps of each case, alone. Other processes make steps longer, never
 shorter, so the ratio of the fastest quarters of steps says what the ranks can do, and the ratio of the
 medians what they did.
 
