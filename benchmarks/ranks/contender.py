@@ -7,12 +7,13 @@ line of JSON in answer:
 
 | request | answer |
 |---|---|
-| ``["decode", rows, steps]`` | ``steps``: seconds of each; ``sums``: seconds that rank 0 was in collectives |
+| ``["decode", rows, steps]`` | ``steps``: seconds of each; ``waits``: seconds that each rank waited |
 | ``["prompt", tokens, runs]`` | the same for prompts of that length, one by one |
 | ``["sum", rows, runs]`` | ``steps``: seconds of each sum of ``[rows, hidden]`` by itself |
 
-The time in collectives includes waiting for the other ranks. It is told apart from the sums' own time by
-``sum``, where no rank has anything else to do.
+A rank waits while the others are behind, and while their parts are on the way; ``sum`` shows the latter,
+since there the ranks have nothing else to do. Ranks that exchange messages do not count their waits. For
+those, ``waits`` is the time that rank 0 was in collectives.
 """
 
 from __future__ import annotations
@@ -122,19 +123,22 @@ class Contender:
         return found
 
     def _sum(self, rows: int, _: int) -> dict[str, Any]:
-        return {"steps": self._sums[rows], "sums": 0.0}
+        return {"steps": self._sums[rows], "waits": []}
 
     def _timed(self, run: Callable[[], Any], times: int) -> dict[str, Any]:
         found = []
-        before = self._in_collectives_s()
+        before = self._waits_s()
         for _ in range(times):
             began = time.perf_counter()
             run()
             found.append(time.perf_counter() - began)
-        return {"steps": found, "sums": self._in_collectives_s() - before}
+        waits = [after - earlier for after, earlier in zip(self._waits_s(), before, strict=True)]
+        return {"steps": found, "waits": waits}
 
-    def _in_collectives_s(self) -> float:
-        return self._clock.seconds
+    def _waits_s(self) -> list[float]:
+        tp = self._own.tp
+        memory = getattr(getattr(tp, "transport", None), "memory", None)
+        return [self._clock.seconds] if memory is None else [memory.waited_s(rank) for rank in range(tp.size)]
 
     def _add(self, length: int, max_tokens: int) -> str:
         self._num_added += 1

@@ -6,11 +6,8 @@
 
 The engines run in processes of their own (``contender.py``), each rank on its own core. They take turns: in
 every round each engine runs a few steps of each case, alone. Other processes make steps longer, never
-shorter, so the ratio of the fastest quarters of steps says what the ranks can do, and the ratio of the
+shorter, so the ratio of the fastest halves of steps says what the ranks can do, and the ratio of the
 medians what they did.
-
-Ranks repeat some work, and read the same memory. So the program also measures how fast two processes
-together read memory, and multiply, compared with one: no ratio of steps can be higher.
 
 ``--earlier`` needs the checkout of a commit that has this room; if it has none, copy the room there.
 """
@@ -26,6 +23,7 @@ import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -82,20 +80,20 @@ class Times:
 
     def __init__(self) -> None:
         self.steps: list[float] = []
-        self.sums_s = 0.0
+        self.waits_s: list[float] = []
 
     def add(self, answer: dict[str, Any]) -> None:
         self.steps += answer["steps"]
-        self.sums_s += answer["sums"]
+        self.waits_s = [a + b for a, b in zip_longest(self.waits_s, answer["waits"], fillvalue=0.0)]
 
-    def figures(self) -> dict[str, float]:
-        """Milliseconds: the median of all steps, and of the fastest half of them."""
+    def figures(self) -> dict[str, Any]:
+        """Milliseconds: the median of all steps, and of the fastest half; and the share of waits by rank."""
         fastest = sorted(self.steps)[: (len(self.steps) + 1) // 2]
         return {
             "steps": len(self.steps),
             "median_ms": round(1e3 * statistics.median(self.steps), 4),
             "fast_ms": round(1e3 * statistics.median(fastest), 4),
-            "in_collectives": round(self.sums_s / sum(self.steps), 4),
+            "waits": [round(wait / sum(self.steps), 4) for wait in self.waits_s],
         }
 
 
@@ -135,7 +133,7 @@ def table(found: dict[str, Any]) -> str:
     one, *several = found
     heads = ["step", f"{one}, ms"]
     for name in several:
-        heads += [f"{name}, ms", "times as fast", "in collectives"]
+        heads += [f"{name}, ms", "times as fast", "waiting"]
     lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
     for case, alone in found[one]["cases"].items():
         cells = [case, f"{alone['fast_ms']:.2f}"]
@@ -145,7 +143,7 @@ def table(found: dict[str, Any]) -> str:
             cells += [
                 f"{figures['fast_ms']:.2f}",
                 f"{ratios[0]:.2f} ({ratios[1]:.2f})",
-                f"{100 * figures['in_collectives']:.0f} %",
+                ", ".join(f"{100 * wait:.0f} %" for wait in figures["waits"]),
             ]
         lines.append("| " + " | ".join(cells) + " |")
     for name in several:
