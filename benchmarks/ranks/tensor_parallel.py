@@ -6,7 +6,7 @@
 
 The engines run in processes of their own (``contender.py``), each rank on its own core. They take turns: in
 every round each engine runs a few steps of each case, alone. Other processes make steps longer, never
-shorter, so the ratio of the fastest halves of steps says what the ranks can do, and the ratio of the
+shorter, so the ratio of the fastest fifths of steps says what the ranks can do, and the ratio of the
 medians what they did.
 
 ``--earlier`` needs the checkout of a commit that has this room; if it has none, copy the room there.
@@ -29,12 +29,18 @@ from typing import Any
 
 from benchmarks.json_file import write_json
 from testing.checkpoints.random_model import MODELS, checkpoint
-from testing.repository import ROOT
+from testing.marked_section import replace_between
+from testing.repository import DOCS, ROOT
 from twinfang.bench.machine import machine
 
 DECODE_ROWS = (1, 8, 32)
 PROMPT_TOKENS = 512
 SUM_ROWS = (1, 8, 32, 512)
+PAGE = DOCS / "performance.md"
+MARKS = (
+    "<!-- tensor-parallel ranks: begin, written by benchmarks.ranks.tensor_parallel -->",
+    "<!-- tensor-parallel ranks: end -->",
+)
 Case = tuple[str, int]
 CASES: tuple[Case, ...] = (*(("decode", rows) for rows in DECODE_ROWS), ("prompt", PROMPT_TOKENS))
 
@@ -87,8 +93,8 @@ class Times:
         self.waits_s = [a + b for a, b in zip_longest(self.waits_s, answer["waits"], fillvalue=0.0)]
 
     def figures(self) -> dict[str, Any]:
-        """Milliseconds: the median of all steps, and of the fastest half; and the share of waits by rank."""
-        fastest = sorted(self.steps)[: (len(self.steps) + 1) // 2]
+        """Milliseconds: the median of all steps, and of the fastest fifth; and the share of waits by rank."""
+        fastest = sorted(self.steps)[: -(-len(self.steps) // 5)]
         return {
             "steps": len(self.steps),
             "median_ms": round(1e3 * statistics.median(self.steps), 4),
@@ -163,6 +169,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--earlier", type=Path, help="measure the ranks of this checkout too")
     parser.add_argument("--folder", type=Path, help="where the checkpoint is kept; default: a temporary one")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--publish", action="store_true", help="write the table into docs/performance.md")
     return parser.parse_args()
 
 
@@ -182,6 +189,8 @@ def main() -> None:
             contender.close()
     print(f"load average {about['load_average']:.2f} before, {os.getloadavg()[0]:.2f} after")
     print(table(found))
+    if options.publish:
+        replace_between(PAGE, *MARKS, table(found))
     if options.json:
         write_json(options.json, {"machine": about, "load_after": os.getloadavg()[0], "contenders": found})
 
