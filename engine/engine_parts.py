@@ -53,7 +53,8 @@ class EngineParts:
         """
         device = config.resolve_device(tp.rank)
         use_device(device)
-        tp = replace(tp, in_rank_order=config.batch_invariant)
+        if config.batch_invariant:
+            tp = replace(tp, transport=tp.transport.in_rank_order())
         model_config = read_config(config.model_dir, config.dtype, device)
         config.apply_threads(model_config.dtype)
         if device.type == "cpu":

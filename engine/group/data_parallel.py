@@ -15,7 +15,7 @@ from engine.group.meeting import meet
 from engine.group.mesh import GroupMesh
 from engine.group.store import NO_STORE, GroupStore
 from engine.parallel.expert_parallel import ExpertParallel
-from engine.parallel.tensor_parallel import TensorParallel
+from engine.parallel.tensor_parallel import TensorParallel, one_host_transport
 from wire.errors import ConfigError
 
 
@@ -60,7 +60,8 @@ def join_group(
         for first in range(0, size, tp_size)
     ]
     experts = ExpertParallel(rank, size, tp_rank=tp_rank, tp_size=tp_size)
-    return TensorParallel(tp_rank, tp_size, device, groups[place.rank], experts), mesh
+    transport = one_host_transport(tp_rank, tp_size, device, groups[place.rank])
+    return TensorParallel(tp_rank, tp_size, device, experts, transport), mesh
 
 
 def _name(process: int, tp_size: int) -> str:

@@ -14,6 +14,7 @@ from engine.group.meeting import meet
 from engine.group.mesh import GroupMesh
 from engine.group.store import NO_STORE, GroupStore
 from engine.parallel.expert_parallel import NO_EXPERT_PARALLEL, ExpertParallel
+from engine.parallel.messages import Messages
 from engine.parallel.tensor_parallel import TensorParallel
 from wire.errors import ConfigError
 
@@ -72,4 +73,4 @@ def join_ranks(
     experts = NO_EXPERT_PARALLEL
     if shares_experts:
         experts = ExpertParallel(tp_rank, tp_size, tp_rank=tp_rank, tp_size=tp_size)
-    return TensorParallel(tp_rank, tp_size, device, experts=experts), mesh
+    return TensorParallel(tp_rank, tp_size, device, experts, Messages(tp_size)), mesh

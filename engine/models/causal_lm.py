@@ -64,7 +64,7 @@ class CausalLM:
 
         The hidden states have passed the last norm, either the model's or the MTP layer's.
         """
-        logits = self.tp.gather_columns(self.lm_head(hidden))[:, : self.config.vocab_size]
+        logits = self.tp.gather_columns(self.lm_head(hidden), self.config.vocab_size)
         return logits.to(torch.float32) if out is None else out.view(logits.shape).copy_(logits)
 
 

@@ -9,7 +9,6 @@ token without exchanging it.
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -20,6 +19,9 @@ from torch import Tensor
 from torch._C._distributed_c10d import Store
 
 from engine.parallel.expert_parallel import NO_EXPERT_PARALLEL, ExpertParallel
+from engine.parallel.messages import Messages
+from engine.parallel.shared_memory import SharedMemory
+from engine.parallel.transport import NO_TRANSPORT, Transport
 from kernels.gpu.current_device import use_device
 
 CPU = torch.device("cpu")
@@ -36,13 +38,10 @@ class TensorParallel:
     size: int = 1
     device: torch.device = CPU
     """Device of all tensors that ranks exchange."""
-    group: dist.ProcessGroup | None = None
-    """The group of these ranks, if torch's default process group has other ranks too."""
     experts: ExpertParallel = NO_EXPERT_PARALLEL
     """The distribution of whole routed experts over ranks, if experts are not divided like other weights."""
-    in_rank_order: bool = False
-    """Whether :meth:`sum` adds in the order of the ranks. If not, a collective adds. Its order
-    depends on the tensor's size, and therefore on the batch."""
+    transport: Transport = NO_TRANSPORT
+    """How the ranks exchange their results."""
 
     def share(self, count: int) -> range:
         """Return this rank's part of ``count`` things that are divided evenly."""
@@ -66,19 +65,13 @@ class TensorParallel:
 
     def sum(self, x: Tensor) -> Tensor:
         """Add up the ranks' ``x`` in place. Every rank gets the same bits."""
-        if self.size > 1 and self.in_rank_order and x.is_floating_point():
-            return x.copy_(functools.reduce(torch.add, (part.float() for part in self._parts(x))))
-        if self.size > 1:
-            dist.all_reduce(x, group=self.group)
+        self.transport.sum(x)
         return x
 
     def least(self, value: int) -> int:
         """Return the smallest of the ranks' values."""
-        if self.size == 1:
-            return value
-        least = torch.tensor(value, dtype=torch.int64, device=self.device)
-        dist.all_reduce(least, dist.ReduceOp.MIN, group=self.group)
-        return int(least)
+        own = torch.tensor([[value]], dtype=torch.int64, device=self.device)
+        return int(self.transport.gather_columns(own, self.size).min())
 
     def any(self, flags: list[bool]) -> list[bool]:
         """Return for each flag whether any rank has set it. All ranks pass the same number of flags."""
@@ -86,15 +79,9 @@ class TensorParallel:
             return flags
         return (self.sum(torch.tensor(flags, dtype=torch.int32, device=self.device)) > 0).tolist()
 
-    def gather_columns(self, x: Tensor) -> Tensor:
-        """Concatenate each rank's ``[n, c]`` to ``[n, size * c]``."""
-        return x if self.size == 1 else torch.cat(self._parts(x), dim=-1)
-
-    def _parts(self, x: Tensor) -> list[Tensor]:
-        """Return the ranks' ``x`` in their order."""
-        parts = [torch.empty_like(x) for _ in range(self.size)]
-        dist.all_gather(parts, x.contiguous(), group=self.group)
-        return parts
+    def gather_columns(self, x: Tensor, width: int) -> Tensor:
+        """Concatenate each rank's ``[n, c]`` to ``[n, size * c]``, and return the first ``width`` columns."""
+        return self.transport.gather_columns(x, width)
 
 
 ALONE = TensorParallel()
@@ -117,7 +104,20 @@ def join(
     experts = NO_EXPERT_PARALLEL
     if shares_experts:
         experts = ExpertParallel(rank, size, tp_rank=rank, tp_size=size)
-    return TensorParallel(rank, size, device, experts=experts)
+    return TensorParallel(rank, size, device, experts, one_host_transport(rank, size, device))
+
+
+def one_host_transport(
+    rank: int, size: int, device: torch.device, group: dist.ProcessGroup | None = None
+) -> Transport:
+    """Return the transport of ranks on one host: shared memory on CPUs, messages on GPUs.
+
+    ``group`` is the ranks' process group; None is torch's default group.
+    """
+    if size == 1:
+        return NO_TRANSPORT
+    shared = SharedMemory.meet(rank, size, group, START_TIMEOUT_S) if device.type == "cpu" else None
+    return shared or Messages(size, group)
 
 
 def make_process_group(store: Store, rank: int, size: int, device: torch.device) -> None:

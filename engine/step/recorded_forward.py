@@ -42,8 +42,10 @@ class RecordedForward:
             return "the model is not on a CPU"
         if model.embeddings.dtype != torch.float32:
             return f"its weights are {model.embeddings.dtype}, only torch.float32 has kernels for it"
-        if model.tp.size > 1:
+        if not model.tp.transport.is_recorded:
             return "its tensor-parallel ranks exchange their sums in messages"
+        if config.mamba is not None and config.mamba.norm_groups % model.tp.size:
+            return "its tensor-parallel ranks share groups of a norm"
         if config.moe is not None:
             return "the host chooses its experts"
         return None
@@ -64,6 +66,7 @@ class RecordedForward:
         else:
             assert recorded.batch.input_ids.data_ptr() == batch.input_ids.data_ptr()
             recorded.graph.replay()
+            self._model.tp.transport.check()
         return recorded.hidden, recorded.logits
 
     def _record(self, batch: Batch) -> _Recorded:

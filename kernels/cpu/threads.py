@@ -26,6 +26,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from kernels.cpu.atomics import (
+    add_to_word,
+    c_function,
+    call_c,
+    load_word,
+    monotonic_ns,
+    store_word,
+    swap_word,
+)
 from kernels.cpu.compiler import CpuIntrinsic, cpu_function
 from kernels.cpu.native_call import NativeCall
 
@@ -41,58 +50,8 @@ _CONTROL_BYTES = 448
 _SEMAPHORE_BYTES = 64  # more than any C library's sem_t
 _SPINS, _YIELDS = 2000, 700  # a few µs, about 300 µs: longer than this thread's work between shared calls
 _PATIENCE_NS = 500_000  # the time of several shares; a helper that lost its core is away for milliseconds
-_CLOCK_MONOTONIC = 1
 _LEAST_ALONE_NS, _MOST_ALONE_NS = 2_000_000, 32_000_000
 _STOP_S = 1.0
-
-
-def _atomic(generate: Any, num_args: int) -> Any:
-    """Returns an intrinsic with int64 arguments, the first an address, and an int64 result."""
-    from llvmlite import ir
-    from numba.core import types
-    from numba.extending import intrinsic
-
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        pointer = builder.inttoptr(args[0], ir.IntType(64).as_pointer())
-        return generate(builder, pointer, *args[1:])
-
-    if num_args == 1:
-        return intrinsic(lambda context, a: (types.int64(types.int64), build))
-    if num_args == 2:
-        return intrinsic(lambda context, a, b: (types.int64(types.int64, types.int64), build))
-    return intrinsic(lambda context, a, b, c: (types.int64(types.int64, types.int64, types.int64), build))
-
-
-@CpuIntrinsic
-def _load() -> Any:
-    return _atomic(lambda builder, p: builder.load_atomic(p, "seq_cst", 8), 1)
-
-
-@CpuIntrinsic
-def _store() -> Any:
-    def generate(builder: Any, p: Any, value: Any) -> Any:
-        builder.store_atomic(value, p, "seq_cst", 8)
-        return value
-
-    return _atomic(generate, 2)
-
-
-@CpuIntrinsic
-def _add() -> Any:
-    return _atomic(lambda builder, p, value: builder.atomic_rmw("add", p, value, "seq_cst"), 2)
-
-
-@CpuIntrinsic
-def _swap_if_equal() -> Any:
-    """``swap_if_equal(address, expected, new)`` is 1 if it swapped, else 0."""
-
-    def generate(builder: Any, p: Any, expected: Any, new: Any) -> Any:
-        from llvmlite import ir
-
-        pair = builder.cmpxchg(p, expected, new, "seq_cst", "seq_cst")
-        return builder.zext(builder.extract_value(pair, 1), ir.IntType(64))
-
-    return _atomic(generate, 3)
 
 
 @CpuIntrinsic
@@ -112,74 +71,53 @@ def _call_trampoline() -> Any:
     return intrinsic(lambda context, trampoline, kernel, block, begin, end: (signature, generate))
 
 
-@CpuIntrinsic
-def _call_c() -> Any:
-    """``call(function, a, b)`` calls a C function with up to two words; its int result is ignored."""
-    from llvmlite import ir
-    from numba.core import types
-    from numba.extending import intrinsic
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = ir.FunctionType(ir.IntType(32), [ir.IntType(64)] * 2)
-        builder.call(builder.inttoptr(args[0], kind.as_pointer()), args[1:])
-        return context.get_dummy_value()
-
-    return intrinsic(lambda context, function, a, b: (types.void(*[types.int64] * 3), generate))
-
-
 @cpu_function
 def _run_share(row, share, shares):
     """Runs one share of a call. ``row`` is the address of the call's row in its table."""
-    items = _load(row + 8 * ITEMS)
+    items = load_word(row + 8 * ITEMS)
     begin, end = items * share // shares, items * (share + 1) // shares
-    _call_trampoline(_load(row), _load(row + 8 * KERNEL), _load(row + 8 * BLOCK), begin, end)
+    _call_trampoline(load_word(row), load_word(row + 8 * KERNEL), load_word(row + 8 * BLOCK), begin, end)
 
 
 @cpu_function
 def _claim_shares(control):
     """Works on the present call until it has no share left."""
     while True:
-        word = _load(control)
+        word = load_word(control)
         share, shares = word & MOST_SHARES, (word >> 12) & MOST_SHARES
         if share >= shares:
             return
-        if _swap_if_equal(control, word, word + 1) != 0:
-            _run_share(_load(control + _CALL), share, shares)
-            _add(control + _DONE, 1)
-
-
-@cpu_function
-def _now_ns(control, clock_gettime):
-    _call_c(clock_gettime, _CLOCK_MONOTONIC, control + _TIME)
-    return _load(control + _TIME) * 1_000_000_000 + _load(control + _TIME + 8)
+        if swap_word(control, word, word + 1) != 0:
+            _run_share(load_word(control + _CALL), share, shares)
+            add_to_word(control + _DONE, 1)
 
 
 @cpu_function
 def _await_shares(control, shares, sched_yield, clock_gettime):
     """Waits for the helpers' shares. If that takes long, a helper lost its core: stop sharing for a while."""
     for _ in range(_SPINS):
-        if _load(control + _DONE) == shares:
+        if load_word(control + _DONE) == shares:
             return
-    began_ns = _now_ns(control, clock_gettime)
-    while _load(control + _DONE) < shares:
-        _call_c(sched_yield, 0, 0)
-    penalty_ns, now_ns = _load(control + _PENALTY), _now_ns(control, clock_gettime)
+    began_ns = monotonic_ns(clock_gettime, control + _TIME)
+    while load_word(control + _DONE) < shares:
+        call_c(sched_yield, 0, 0, 0, 0)
+    penalty_ns, now_ns = load_word(control + _PENALTY), monotonic_ns(clock_gettime, control + _TIME)
     if now_ns - began_ns > _PATIENCE_NS:
-        _store(control + _ALONE, now_ns + penalty_ns)
-        _store(control + _PENALTY, min(2 * penalty_ns, _MOST_ALONE_NS))
+        store_word(control + _ALONE, now_ns + penalty_ns)
+        store_word(control + _PENALTY, min(2 * penalty_ns, _MOST_ALONE_NS))
     else:
-        _store(control + _PENALTY, max(penalty_ns - penalty_ns // 16, _LEAST_ALONE_NS))
+        store_word(control + _PENALTY, max(penalty_ns - penalty_ns // 16, _LEAST_ALONE_NS))
 
 
 @cpu_function
 def _is_alone(control, clock_gettime):
     """Returns whether this thread makes calls alone because a helper lost its core a short time ago."""
-    until_ns = _load(control + _ALONE)
+    until_ns = load_word(control + _ALONE)
     if until_ns == 0:
         return False
-    if _now_ns(control, clock_gettime) < until_ns:
+    if monotonic_ns(clock_gettime, control + _TIME) < until_ns:
         return True
-    _store(control + _ALONE, 0)
+    store_word(control + _ALONE, 0)
     return False
 
 
@@ -191,14 +129,14 @@ def _run_calls(table, control, semaphore, sem_post, sched_yield, clock_gettime, 
         if shares == 1 or not is_shared or _is_alone(control, clock_gettime):
             _run_share(row, 0, 1)
         else:
-            generation = (_load(control) >> 24) + 1
-            _store(control, generation << 24)  # no shares: no thread claims while the call is written
-            _store(control + _CALL, row)
-            _store(control + _DONE, 0)
-            _store(control, (generation + 1) << 24 | shares << 12)
-            asleep = _load(control + _ASLEEP)
-            if asleep > 0 and _swap_if_equal(control + _ASLEEP, asleep, asleep - 1) != 0:
-                _call_c(sem_post, semaphore, 0)
+            generation = (load_word(control) >> 24) + 1
+            store_word(control, generation << 24)  # no shares: no thread claims while the call is written
+            store_word(control + _CALL, row)
+            store_word(control + _DONE, 0)
+            store_word(control, (generation + 1) << 24 | shares << 12)
+            asleep = load_word(control + _ASLEEP)
+            if asleep > 0 and swap_word(control + _ASLEEP, asleep, asleep - 1) != 0:
+                call_c(sem_post, semaphore, 0, 0, 0)
             _claim_shares(control)
             _await_shares(control, shares, sched_yield, clock_gettime)
         row += 8 * COLUMNS
@@ -208,20 +146,20 @@ def _run_calls(table, control, semaphore, sem_post, sched_yield, clock_gettime, 
 def _help(control, semaphore, sem_wait, sched_yield):
     """The main loop of a helper."""
     while True:
-        _add(control + _ASLEEP, 1)
-        _call_c(sem_wait, semaphore, 0)
-        if _load(control + _STOPPED) != 0:
+        add_to_word(control + _ASLEEP, 1)
+        call_c(sem_wait, semaphore, 0, 0, 0)
+        if load_word(control + _STOPPED) != 0:
             return
         spins = 0
-        while _load(control + _RUNNING) != 0:
-            word = _load(control)
+        while load_word(control + _RUNNING) != 0:
+            word = load_word(control)
             if word & MOST_SHARES < (word >> 12) & MOST_SHARES:
                 _claim_shares(control)
                 spins = 0
             else:
                 spins += 1
                 if spins > _SPINS:
-                    _call_c(sched_yield, 0, 0)
+                    call_c(sched_yield, 0, 0, 0, 0)
                 if spins > _SPINS + _YIELDS:
                     break  # no work for a helper for this long: sleep until a call with shares
 
@@ -249,7 +187,7 @@ class CpuThreads:
         self._semaphore = ctypes.create_string_buffer(_SEMAPHORE_BYTES)
         self._libc = ctypes.CDLL(None)
         names = "sched_yield", "sem_wait", "sem_post", "clock_gettime"
-        self._yield, self._wait, self._post, self._clock = map(self._address_of, names)
+        self._yield, self._wait, self._post, self._clock = map(c_function, names)
         self._has_helpers = self._libc.sem_init(self._semaphore, 0, 0) == 0  # macOS has only named semaphores
         if not self._has_helpers:
             log.warning("this system has no unnamed semaphores: CPU kernels run on one thread")
@@ -302,9 +240,6 @@ class CpuThreads:
 
     def _set(self, offset: int, value: int) -> None:
         ctypes.c_int64.from_address(self._address + offset).value = value
-
-    def _address_of(self, name: str) -> int:
-        return ctypes.cast(getattr(self._libc, name), ctypes.c_void_p).value or 0
 
 
 @functools.cache

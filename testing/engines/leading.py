@@ -17,10 +17,14 @@ def own(engine):
 @contextmanager
 def lead_engine(model_dir, size, **settings):
     """Start an engine with rank 0 in this process and each other rank in its own."""
-    settings = {"max_num_seqs": 32, "cache_memory_bytes": 64 << 20, "max_batch_tokens": 256, **settings}
-    config = EngineConfig(
-        model_dir, "both", device="cpu", tensor_parallel=size, num_threads=1, sanitize=True, **settings
-    )
+    settings = {
+        "max_num_seqs": 32,
+        "cache_memory_bytes": 64 << 20,
+        "max_batch_tokens": 256,
+        "sanitize": True,
+        **settings,
+    }
+    config = EngineConfig(model_dir, "both", device="cpu", tensor_parallel=size, num_threads=1, **settings)
     failures: list[BaseException] = []
     ranks = RankProcesses(config, work, on_fatal=failures.append)
     try:

@@ -2,7 +2,8 @@
 
 import os
 import signal
-import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -17,6 +18,7 @@ from engine.ranks.process import work
 from engine.ranks.processes import RankProcesses
 from engine.request import Request
 from testing.checkpoints.random_checkpoint import EOS_TOKEN_ID
+from testing.conditions import TIMEOUT_S, wait_until
 from testing.engines.leading import lead_engine
 from testing.engines.speculating import (
     assert_nothing_is_owned,
@@ -26,7 +28,7 @@ from testing.engines.speculating import (
     serve,
     short_asks,
 )
-from wire.errors import InvalidRequestError
+from wire.errors import GroupLostError, InvalidRequestError
 from wire.messages.sampling_params import SamplingParams
 
 
@@ -44,6 +46,14 @@ def test_answers_of_several_ranks_equal_those_of_one(engines, models, model, siz
     with lead_engine(models[model], size, cache_mode=mode, num_speculative=k, drafter=drafter) as engine:
         assert_same(serve(engine, asks, per_step=3), expected)
         assert_nothing_is_owned(engine)
+
+
+def test_recorded_steps_of_two_ranks_answer_like_one(engines, models):
+    asks = [*greedy_asks(2, seed=1), *sampled_asks(2, seed=1), *short_asks(2, seed=2)]
+    expected = engines.plain(models["dense"], asks)
+    with lead_engine(models["dense"], 2, num_speculative=2, sanitize=False) as engine:
+        assert engine.own._runner._program._recorded is not None
+        assert_same(serve(engine, asks, per_step=3), expected)
 
 
 def test_ranks_agree_on_who_is_refused_cancelled_or_preempted(engines, models):
@@ -70,22 +80,37 @@ def test_ranks_agree_on_who_is_refused_cancelled_or_preempted(engines, models):
         assert_nothing_is_owned(engine)
 
 
-def test_a_rank_that_ends_ends_the_server(models):
-    failures = []
+@contextmanager
+def failing_ranks(model_dir, failures):
     config = EngineConfig(
-        models["dense"], "both", device="cpu", tensor_parallel=2, cache_memory_bytes=64 << 20, num_threads=1
+        model_dir, "both", device="cpu", tensor_parallel=2, cache_memory_bytes=64 << 20, num_threads=1
     )
     ranks = RankProcesses(config, work, on_fatal=failures.append)
-    engine = LeadEngine(Engine(config, ranks.join().tp), ranks.tell)
     try:
-        assert engine.step().did_nothing
-        os.kill(ranks.pids[0], signal.SIGKILL)
-        deadline = time.monotonic() + 30
-        while not failures and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert "rank 1 has ended with exit code -9" in str(failures[0])
+        yield LeadEngine(Engine(config, ranks.join().tp), ranks.tell), ranks
     finally:
         ranks.stop()
+
+
+def test_a_rank_that_ends_ends_the_server(models):
+    failures = []
+    with failing_ranks(models["dense"], failures) as (engine, ranks):
+        assert engine.step().did_nothing
+        os.kill(ranks.pids[0], signal.SIGKILL)
+        wait_until(lambda: failures, "the failure is reported")
+        assert "rank 1 has ended with exit code -9" in str(failures[0])
+
+
+def test_a_rank_that_ends_within_a_step_ends_the_others_step(models):
+    with failing_ranks(models["dense"], []) as (engine, ranks):
+        engine.add(Request("a", [1, 2, 3], SamplingParams(max_tokens=8)))
+        os.kill(ranks.pids[0], signal.SIGSTOP)
+        with ThreadPoolExecutor(1) as pool:
+            step = pool.submit(engine.step)
+            assert not step.done()
+            os.kill(ranks.pids[0], signal.SIGKILL)
+            with pytest.raises(GroupLostError, match="another rank has ended"):
+                step.result(timeout=TIMEOUT_S)
 
 
 def test_a_damaged_state_on_one_rank_fails_its_request_on_all(engines, models):

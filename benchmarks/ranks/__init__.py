@@ -1,0 +1,1 @@
+"""What several tensor-parallel ranks on one machine gain over one."""

@@ -1,0 +1,1 @@
+"""Ops in which the ranks of a model take part together."""
