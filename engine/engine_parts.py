@@ -54,7 +54,7 @@ class EngineParts:
         device = config.resolve_device(tp.rank)
         use_device(device)
         tp = replace(tp, in_rank_order=config.batch_invariant)
-        model_config = read_config(config.model_dir, config.dtype, device)
+        model_config = read_config(config.model_dir, config.dtype, device, config.weight_dtype)
         config.apply_threads(model_config.dtype)
         if device.type == "cpu":
             keep_freed_memory()
@@ -67,6 +67,7 @@ class EngineParts:
             tp=tp,
             load_format=config.load_format,
             batch_invariant=config.batch_invariant,
+            weight_dtype=config.weight_dtype,
             start_up=start_up,
         )
         demand = config.demand(model_config, tp)
@@ -79,6 +80,7 @@ class EngineParts:
             config.load_format,
             stochastic_rounding=config.mamba_cache_stochastic_rounding,
             batch_invariant=config.batch_invariant,
+            weight_dtype=config.weight_dtype,
         )
         grammars: GrammarSource = RemoteGrammars()
         if tp.rank == 0:
