@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from engine.checkpoint.fingerprint import fingerprint
@@ -20,7 +16,7 @@ from engine.parallel.tensor_parallel import ALONE, TensorParallel
 from engine.step.recorded_forward import RecordedForward
 from kernels.linear.quantized_linear import QuantizedLinear
 from kernels.linear.quantized_weight import quantized_by_rows
-from testing.checkpoints.quantized import NEVER_QUANTIZED
+from testing.checkpoints.changed_weights import with_changed_weights
 from testing.checkpoints.random_checkpoint import DENSE, MOE_WITH_MTP, make_checkpoint
 from testing.engines.model_layers import linears
 from testing.engines.sequences import Driver, Sequence
@@ -37,18 +33,6 @@ def source(request, tmp_path_factory):
     return make_checkpoint(directory, MOE_WITH_MTP, seed=5, published_names=is_published)
 
 
-def changed(source: Path, target: Path, change: Callable[[Tensor], Tensor]) -> Path:
-    """Copies a checkpoint and changes the weights of linear layers, ``[out, in]`` each."""
-    shutil.copytree(source, target)
-    tensors = load_file(target / "model.safetensors")
-    for name, tensor in tensors.items():
-        if tensor.ndim >= 2 and not any(part in name for part in NEVER_QUANTIZED if part != "lm_head"):
-            whole = change(tensor) if tensor.ndim == 2 else torch.stack([change(one) for one in tensor])
-            tensors[name] = whole.contiguous()
-    save_file(tensors, target / "model.safetensors", {"format": "pt"})
-    return target
-
-
 def rounded(weight: Tensor) -> Tensor:
     return weight.bfloat16().float()
 
@@ -61,7 +45,7 @@ def logits_of(model) -> Tensor:
 
 @RANKS
 def test_bfloat16_has_the_bits_of_rounded_weights_in_float32(source, tmp_path, ranks):
-    plain = load_model(changed(source, tmp_path / "rounded", rounded), mtp=True, tp=ranks)
+    plain = load_model(with_changed_weights(source, tmp_path / "rounded", rounded), mtp=True, tp=ranks)
     narrow = load_model(source, mtp=True, tp=ranks, weight_dtype="bfloat16")
     for ours, expected in zip(linears(narrow), linears(plain), strict=True):
         x = torch.randn(3, expected.in_features)
@@ -77,7 +61,9 @@ def test_bfloat16_has_the_bits_of_rounded_weights_in_float32(source, tmp_path, r
 
 @RANKS
 def test_int8_has_the_bits_of_rounded_weights_in_float32_on_every_rank(source, tmp_path, ranks):
-    path = changed(source, tmp_path / "rounded", lambda weight: quantized_by_rows(weight).dequantized())
+    path = with_changed_weights(
+        source, tmp_path / "rounded", lambda weight: quantized_by_rows(weight).dequantized()
+    )
     plain = load_model(path, mtp=True, tp=ranks)
     narrow = load_model(source, mtp=True, tp=ranks, weight_dtype="int8")
     layers = linears(narrow)
@@ -91,7 +77,7 @@ def test_int8_has_the_bits_of_rounded_weights_in_float32_on_every_rank(source, t
 @pytest.mark.parametrize("seed", [0, 1])
 def test_auto_keeps_bfloat16_only_where_that_loses_nothing(tmp_path, seed):
     path = make_checkpoint(tmp_path / "float32", DENSE, seed=seed)
-    stored = changed(path, tmp_path / "bfloat16", rounded)
+    stored = with_changed_weights(path, tmp_path / "bfloat16", rounded)
     for each, itemsize in ((path, 4), (stored, 2)):
         config = json.loads((each / "config.json").read_text())
         (each / "config.json").write_text(json.dumps(config | {"dtype": "bfloat16"}))
