@@ -1,6 +1,7 @@
-"""transformers' ``generate`` behind the HTTP API that the benchmark's client uses.
+r"""transformers' ``generate`` behind the HTTP API that the benchmark's client uses.
 
-    python -m benchmarks.side_by_side.contenders.generate_server --model DIR --port 8000 --threads 2 --dtype float32
+    python -m benchmarks.side_by_side.contenders.generate_server --model DIR --port 8000 \
+        --threads 2 --dtype float32
 
 One ``generate`` runs at a time. Its batch is the requests that wait when it begins, plus those of the next
 ``GATHER_S``. Later requests wait until it has ended. So it has a batch's speed but no continuous batching.
