@@ -99,7 +99,7 @@ def _resolve_dtype(wanted: str, fields: ConfigFields, device: torch.device) -> t
     on_disk = _dtype_on_disk(fields)
     if device.type == "cpu":
         if on_disk != "float32":
-            logger.info("dtype auto: float32 instead of the checkpoint's %s, for CPU kernels", on_disk)
+            logger.info("dtype auto: computes in float32, the checkpoint is in %s", on_disk)
         return torch.float32
     if on_disk not in DTYPES:
         raise fields.error("dtype", on_disk, f"{' or '.join(DTYPES)}; choose one with an explicit dtype")
