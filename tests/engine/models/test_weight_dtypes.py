@@ -87,6 +87,16 @@ def test_auto_keeps_bfloat16_only_where_that_loses_nothing(tmp_path, seed):
         assert torch.equal(logits_of(ours), logits_of(plain))
 
 
+def test_the_bundled_model_is_stored_in_bfloat16_and_answers_as_in_float32(bundled_model):
+    expected = logits_of(load_model(bundled_model, weight_dtype="float32"))
+    for kept in ("auto", "bfloat16"):
+        model = load_model(bundled_model, weight_dtype=kept)
+        assert {layer.packed.panels.itemsize for layer in linears(model)} == {2}
+        assert torch.equal(logits_of(model), expected)
+    rounded_more = logits_of(load_model(bundled_model, weight_dtype="int8"))
+    assert (rounded_more - expected).norm() < 0.05 * expected.norm()
+
+
 @pytest.mark.parametrize("kept", ["bfloat16", "int8"])
 def test_steps_can_be_recorded(tmp_path, kept):
     model = load_model(make_checkpoint(tmp_path, DENSE), weight_dtype=kept)
