@@ -6,8 +6,8 @@ The weight is stored once, in panels of ``PANEL`` outputs: ``[panels, in, PANEL]
 output. It is multiplied tile by tile (:mod:`kernels.linear.panel_tile`). A sum runs over k in order and does
 not depend on its tile, so a row's result has the same bits in every batch.
 
-A weight in bfloat16 is widened in registers, each time a tile reads it, and nothing is lost: the result has the
-bits of the same weight in float32. For one row it takes half the time, for many rows the same
+A weight in bfloat16 is widened in registers, each time a tile reads it, and nothing is lost: the result has
+the bits of the same weight in float32. For one row it takes half the time, for many rows the same
 (docs/decisions/045-weight-dtype.md).
 
 A block of rows is small enough to stay in the L2 cache while it is multiplied with all panels; threads share
