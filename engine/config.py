@@ -12,6 +12,7 @@ import torch
 
 from engine.checkpoint.model_config import ModelConfig
 from engine.checkpoint.model_shard import shard_spec
+from engine.checkpoint.weight_dtype import WeightDtype
 from engine.checkpoint.weights import LoadFormat
 from engine.device_faults import default_device
 from engine.group.data_parallel import ONLY_RANK, DataParallel
@@ -58,6 +59,8 @@ class EngineConfig:
     load_format: LoadFormat = "auto"
     """``dummy`` makes random weights and needs only ``config.json``: to measure speed or try a set-up."""
     dtype: DType = "auto"
+    weight_dtype: WeightDtype = "auto"
+    """How a CPU keeps the weights of a float32 model's linear layers; ``auto`` loses nothing."""
     device: str = "auto"
     max_model_len: int | None = None
     """Maximum number of tokens of prompt and answer together; None takes the checkpoint's own limit."""

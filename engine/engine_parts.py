@@ -55,7 +55,7 @@ class EngineParts:
         use_device(device)
         if config.batch_invariant:
             tp = replace(tp, transport=tp.transport.in_rank_order())
-        model_config = read_config(config.model_dir, config.dtype, device)
+        model_config = read_config(config.model_dir, config.dtype, device, config.weight_dtype)
         config.apply_threads(model_config.dtype)
         if device.type == "cpu":
             keep_freed_memory()
@@ -68,6 +68,7 @@ class EngineParts:
             tp=tp,
             load_format=config.load_format,
             batch_invariant=config.batch_invariant,
+            weight_dtype=config.weight_dtype,
             start_up=start_up,
         )
         demand = config.demand(model_config, tp)
@@ -80,6 +81,7 @@ class EngineParts:
             config.load_format,
             stochastic_rounding=config.mamba_cache_stochastic_rounding,
             batch_invariant=config.batch_invariant,
+            weight_dtype=config.weight_dtype,
         )
         grammars: GrammarSource = RemoteGrammars()
         if tp.rank == 0:

@@ -27,8 +27,8 @@ def check_same_model(ours: HandshakeRequest, theirs: HandshakeRequest | Handshak
     if ours.fingerprint != theirs.fingerprint:
         raise HandshakeError(
             f"{who} serves another model: fingerprint {theirs.fingerprint}, ours is {ours.fingerprint}; "
-            "start both with the same checkpoint, `dtype`, `mamba_cache_stochastic_rounding` and "
-            "`batch_invariant`"
+            "start both with the same checkpoint, `dtype`, `weight_dtype`, "
+            "`mamba_cache_stochastic_rounding` and `batch_invariant`"
         )
     first = theirs.ranks[0] if isinstance(theirs, HandshakeReply) else theirs
     for mine, other in ((ours.kv_layout, first.kv_layout), (ours.state_layout, first.state_layout)):

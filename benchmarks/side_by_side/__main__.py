@@ -3,6 +3,7 @@
     python -m benchmarks.side_by_side --vllm /path/to/venv --publish        # what `make bench` does
     python -m benchmarks.side_by_side --rounds 1 --scale 0.1 --models 2m    # a look
     python -m benchmarks.side_by_side --only serve,vllm --loads short,open  # a part
+    python -m benchmarks.side_by_side --vllm /path/to/venv --dtype bfloat16 # everybody in bfloat16
     python -m benchmarks.side_by_side --from benchmarks/results/serving.json --publish   # tables anew
 
 Weights, client, prompts and cores are the same for all. Contenders take turns: each round starts, measures
@@ -123,7 +124,7 @@ class Bench:
             "machine": self.machine,
             "commit": commit(),
             "versions": self.progress.key["versions"],
-            "settings": {name: getattr(self.options, name) for name in ("rounds", "scale")}
+            "settings": {name: getattr(self.options, name) for name in ("rounds", "scale", "dtype")}
             | {"cores": len(os.sched_getaffinity(0))},
             "models": {name: MODELS[name].about(self.options.folder) for name in self.directories},
             "loads": {name: LOADS[name].about() for name in self.options.loads},
@@ -142,7 +143,8 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
     cores = sorted(os.sched_getaffinity(0))[: options.cores]
     os.sched_setaffinity(0, cores)  # servers inherit it
     before = machine()
-    print(f"{before['processor']}, {len(cores)} cores, load {before['load_average']:.1f}")
+    place = f"{before['processor']}, {len(cores)} cores, load {before['load_average']:.1f}"
+    print(f"{place}; weights in {options.dtype}")
     contenders = chosen(options)
     plan = visits(options.models, list(contenders), options.loads, options.rounds) if contenders else []
     if not plan:
@@ -169,6 +171,7 @@ def key_of(options: argparse.Namespace, num_cores: int) -> dict[str, Any]:
         "source": source_hash(),
         "versions": versions(options),
         "scale": options.scale,
+        "dtype": options.dtype,
         "cores": num_cores,
         "flags": flags,
     }

@@ -11,6 +11,7 @@ from benchmarks.side_by_side.loads import EVERYBODY, LOADS
 from benchmarks.side_by_side.models import MODELS
 
 ROUNDS, CORES = 3, 2
+DTYPES = ("float32", "bfloat16")
 
 
 def several(known: Sequence[str], text: str) -> list[str]:
@@ -41,6 +42,12 @@ def parse(description: str | None, arguments: Sequence[str] | None = None) -> ar
             metavar="NAME,…",
             help=f"default: {','.join(known)}",
         )
+    parser.add_argument(
+        "--dtype",
+        choices=DTYPES,
+        default=DTYPES[0],
+        help="of weights; vLLM and transformers have activations in it too; default: float32",
+    )
     parser.add_argument("--rounds", type=int, default=ROUNDS, metavar="N", help=f"default: {ROUNDS}")
     parser.add_argument(
         "--scale", type=float, default=1.0, metavar="X", help="of the numbers of requests; default: 1"

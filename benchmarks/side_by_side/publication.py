@@ -9,7 +9,7 @@ from benchmarks.json_file import write_json
 from benchmarks.side_by_side.figures import by_round
 from benchmarks.side_by_side.loads import EVERYBODY, LOADS
 from benchmarks.side_by_side.models import MODELS
-from benchmarks.side_by_side.options import CORES, ROUNDS
+from benchmarks.side_by_side.options import CORES, DTYPES, ROUNDS
 from benchmarks.side_by_side.plan import points_of
 from benchmarks.side_by_side.plot import plot
 from benchmarks.side_by_side.tables import (
@@ -36,6 +36,8 @@ def missing(report: dict[str, Any]) -> list[str]:
     usual load."""
     settings = report["settings"]
     found = [f"{one['model']}, {one['arrangement']}: failed" for one in report["failures"]]
+    if settings["dtype"] != DTYPES[0]:
+        found.append(f"weights in {settings['dtype']}, not {DTYPES[0]}")
     if settings["scale"] < 1 or settings["cores"] != CORES:
         found.append(f"scale {settings['scale']} on {settings['cores']} cores, not 1 on {CORES}")
     for name in (*MODELS, *LOADS):

@@ -207,8 +207,9 @@ def how_measured(report: Report) -> str:
     others = statistics.median(one["cores"]["other_cores"] for one in report["measurements"])
     return (
         f"Medians of {settings['rounds']} rounds; in each round all contenders took turns, on "
-        f"{settings['cores']} cores of {machine['processor']} that servers and client share; float32, the "
-        f"same weights. Other processes used {others:.2f} cores. {answers_line(report)} {versions}."
+        f"{settings['cores']} cores of {machine['processor']} that servers and client share; "
+        f"{settings['dtype']}, the same weights. Other processes used {others:.2f} cores. "
+        f"{answers_line(report)} {versions}."
     )
 
 

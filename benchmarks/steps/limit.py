@@ -3,7 +3,7 @@ second.
 
     python -m benchmarks.steps.limit [--models 8b] [--batches 1 8 64] [--drafts 0 3] [--contexts 1024 8192]
                                     [--sampling greedy] [--prompts 8192] [--chunks 2048 8192] [--json FILE]
-                                    [--publish]
+                                    [--weight-dtype bfloat16] [--publish]
     python -m benchmarks.steps.limit --from FILE --publish        # the table once more
 
 It needs no checkpoint: models have random weights (``--load-format dummy``). ``--publish`` writes
@@ -30,7 +30,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
@@ -38,6 +38,7 @@ from benchmarks.json_file import write_json
 from benchmarks.steps.limit_report import publish, table
 from benchmarks.steps.measured_steps import SAMPLING, MeasuredSteps
 from benchmarks.steps.model_shape import TITLES, write_configuration
+from engine.checkpoint.weight_dtype import WeightDtype
 from engine.config import EngineConfig
 from twinfang.bench.machine import machine
 
@@ -92,6 +93,7 @@ def _config(directory: Path, options: argparse.Namespace, k: int, chunk: int) ->
         directory,
         "both",
         load_format="dummy",
+        weight_dtype=options.weight_dtype,
         device=options.device,
         max_num_seqs=max(options.batches),
         max_batch_tokens=chunk,
@@ -132,6 +134,7 @@ def parser() -> argparse.ArgumentParser:
         "--cache-memory", type=float, metavar="GIB", help="default: like a server's; 3 on a CPU"
     )
     parser.add_argument("--threads", type=int, default=1, help="on a CPU")
+    parser.add_argument("--weight-dtype", choices=get_args(WeightDtype), default="auto", help="on a CPU")
     parser.add_argument("--json", type=Path, help="machine and figures, written anew after each")
     parser.add_argument("--from", type=Path, dest="source", help="shows the figures of a --json")
     parser.add_argument("--publish", action="store_true", help="into results/ and docs/performance.md")
@@ -154,6 +157,7 @@ def main() -> None:
     else:
         torch.set_num_threads(options.threads)
         report = {"machine": machine(), "device": options.device, "threads": options.threads, "models": {}}
+        report["weight_dtype"] = options.weight_dtype
         max_model_len = max([*options.contexts, *options.prompts]) + ANSWER_ROOM
         with tempfile.TemporaryDirectory(prefix="twinfang-step-limit-") as folder:
             for name in options.models:

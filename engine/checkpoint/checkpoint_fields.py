@@ -10,6 +10,7 @@ import torch
 
 from engine.checkpoint.config_fields import ConfigFields
 from engine.checkpoint.quantization import Quantization, read_quantization
+from engine.checkpoint.weight_dtype import WeightDtype, resolve
 from engine.checkpoint.weights import stored_names
 from wire.errors import ConfigError
 
@@ -25,25 +26,30 @@ class CheckpointFields(ConfigFields):
     architecture: str
     dtype: torch.dtype
     """Dtype of weights and activations."""
+    weight_dtype: WeightDtype
     eos_token_ids: tuple[int, ...]
     quantization: Quantization | None
 
     @classmethod
-    def of(cls, directory: Path, dtype: str, device: torch.device) -> CheckpointFields:
+    def of(
+        cls, directory: Path, dtype: str, device: torch.device, weight_dtype: WeightDtype = "auto"
+    ) -> CheckpointFields:
         """Read ``config.json`` and ``generation_config.json``.
 
         ``dtype``: ``float32``, ``bfloat16`` or ``auto``. ``auto`` is the checkpoint's dtype on a GPU, and
         float32 on CPU, because the CPU kernels are made for float32.
 
         Raises :class:`ModelLoadError` that names the field, its value and the supported values, and
-        :class:`ConfigError` for any other ``dtype``.
+        :class:`ConfigError` for any other ``dtype``, and as :func:`weight_dtype.resolve` does.
         """
         fields = _text_model(ConfigFields.read(directory / "config.json"))
+        resolved, on_disk = _resolve_dtype(dtype, fields, device), _dtype_on_disk(fields)
         return cls(
             fields.path,
             fields.raw,
             architecture=_architecture(fields),
-            dtype=_resolve_dtype(dtype, fields, device),
+            dtype=resolved,
+            weight_dtype=resolve(weight_dtype, resolved, device, is_stored_in_bfloat16=on_disk == "bfloat16"),
             eos_token_ids=_eos_token_ids(directory, fields),
             quantization=read_quantization(fields),
         )
@@ -90,11 +96,15 @@ def _resolve_dtype(wanted: str, fields: ConfigFields, device: torch.device) -> t
         return DTYPES[wanted]
     if wanted != "auto":
         raise ConfigError(f"dtype is {wanted!r}; supported are auto, {', '.join(DTYPES)}")
-    on_disk = fields.choice("dtype", "torch_dtype", choices=(*DTYPES, "float16"), default="float32")
+    on_disk = _dtype_on_disk(fields)
     if device.type == "cpu":
         if on_disk != "float32":
-            logger.info("dtype auto: float32 instead of the checkpoint's %s, for CPU kernels", on_disk)
+            logger.info("dtype auto: computes in float32, the checkpoint is in %s", on_disk)
         return torch.float32
     if on_disk not in DTYPES:
         raise fields.error("dtype", on_disk, f"{' or '.join(DTYPES)}; choose one with an explicit dtype")
     return DTYPES[on_disk]
+
+
+def _dtype_on_disk(fields: ConfigFields) -> str:
+    return fields.choice("dtype", "torch_dtype", choices=(*DTYPES, "float16"), default="float32")

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from engine.checkpoint.quantization import MODELOPT_FILE
+from engine.checkpoint.weight_dtype import WeightDtype
 from engine.checkpoint.weights import LoadFormat, weight_paths
 from wire.errors import ModelLoadError
 
@@ -31,6 +32,7 @@ def fingerprint(
     *,
     stochastic_rounding: bool = False,
     batch_invariant: bool = False,
+    weight_dtype: WeightDtype = "float32",
 ) -> str:
     """Return 64 hex digits, equal for all copies of a checkpoint that are loaded in the same dtype.
 
@@ -48,6 +50,8 @@ def fingerprint(
         digest.update(b"stochastic rounding")
     if batch_invariant:  # another order of sums, and states at other places
         digest.update(b"batch invariant")
+    if weight_dtype in ("bfloat16", "int8"):  # auto has the bits of float32
+        digest.update(f"weights in {weight_dtype}".encode())
     if load_format == "dummy":
         digest.update(DUMMY_WEIGHTS)
         return digest.hexdigest()

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from engine.checkpoint.model_config import ModelConfig
-from engine.checkpoint.weights import WHOLE, OneOf, Part
+from engine.checkpoint.weight_dtype import item_bytes
+from engine.checkpoint.weights import WHOLE, OneOf, Part, take_unquantized, take_unquantized_stack
 from kernels.linear.quantized_weight import QuantizedWeight
 
 
@@ -49,6 +50,7 @@ class MadeWeights:
         self.quantization = config.quantization
         self.device = torch.device(device)
         self.batch_invariant = batch_invariant
+        self.weight_dtype = config.weight_dtype
         self.bytes_taken = 0
         self._values = values
 
@@ -78,13 +80,30 @@ class MadeWeights:
         name = f"{layer}.weight" if of is None else f"{layer}.{of.index}.weight"
         scheme = None if self.quantization is None else self.quantization.scheme_of(layer)
         if scheme is None:
-            return self.take(name, shape, part=part)
+            before = self.bytes_taken
+            taken = take_unquantized(self, name, shape, part)
+            self.bytes_taken = before + self._kept_bytes([taken])
+            return taken
         weight = scheme.empty_weight(shape, self.device)
         self._values.fill_quantized(weight, name)
         if not part.is_all_of(shape):
             weight = part.of_quantized(weight)
         self.bytes_taken += weight.nbytes
         return weight
+
+    def take_stack(
+        self, name: str, shape: tuple[int, int, int], *, part: Part = WHOLE
+    ) -> list[Tensor] | list[QuantizedWeight]:
+        """Make the weights of several layers. See :meth:`take`."""
+        before = self.bytes_taken
+        taken = take_unquantized_stack(self, name, shape, part)
+        self.bytes_taken = before + self._kept_bytes(taken)
+        return taken
+
+    def _kept_bytes(self, weights: Sequence[Tensor | QuantizedWeight]) -> int:
+        """Return the bytes that layers keep of these weights, whatever bytes they were made in."""
+        each = item_bytes(self.weight_dtype, self.dtype)
+        return sum(w.nbytes if isinstance(w, QuantizedWeight) else w.numel() * each for w in weights)
 
     def is_quantized(self, layer: str) -> bool:
         return self.quantization is not None and self.quantization.scheme_of(layer) is not None

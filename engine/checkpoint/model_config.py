@@ -21,6 +21,7 @@ from engine.checkpoint.mixer_config import (
     MoeConfig,
 )
 from engine.checkpoint.quantization import Quantization
+from engine.checkpoint.weight_dtype import WeightDtype
 from engine.memory.cache_formats import AS_THE_MODEL, CacheFormats
 from engine.memory.caches import CacheSpec
 from wire.errors import ModelLoadError
@@ -73,6 +74,8 @@ class ModelConfig:
     """How the linear layers' weights are quantised."""
     norm_offset: float = 0.0
     """Added to stored weights of norms over the hidden state: 1 if the checkpoint stores them around 0."""
+    weight_dtype: WeightDtype = "float32"
+    """How a CPU keeps the weights of linear layers."""
     cache_formats: CacheFormats = AS_THE_MODEL
     """The operator's choice; no checkpoint contains it."""
 
@@ -112,6 +115,7 @@ class ModelConfig:
             mtp=mtp,
             residual_in_fp32=fields.boolean("residual_in_fp32", default=False),
             quantization=fields.quantization,
+            weight_dtype=fields.weight_dtype,
         )
 
     @property

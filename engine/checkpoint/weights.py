@@ -20,7 +20,8 @@ from torch import Tensor
 
 from engine.checkpoint.quantization import Quantization
 from engine.checkpoint.quantized_tensors import UNUSED_SUFFIXES, OneOfStack, is_quantized, quantized_weight
-from kernels.linear.quantized_weight import QuantizedWeight
+from engine.checkpoint.weight_dtype import WeightDtype
+from kernels.linear.quantized_weight import QuantizedWeight, quantized_by_rows
 from wire.errors import ModelLoadError
 from wire.messages.layout import Ranges
 
@@ -133,6 +134,8 @@ class Weights(Protocol):
     device: torch.device
     batch_invariant: bool
     """Whether a row of the model's layers must have the same bits in every batch."""
+    weight_dtype: WeightDtype
+    """How linear layers keep their weights, as far as a checkpoint does not quantise them."""
     bytes_taken: int
     """Stored bytes of all tensors taken so far."""
 
@@ -153,18 +156,49 @@ class Weights(Protocol):
     ) -> Tensor | QuantizedWeight:
         """Return the weight ``[out, in]`` of the linear layer ``layer``, or ``part`` of it.
 
-        A weight that is stored quantised stays quantised; any other has the model's dtype. ``of`` selects one
-        layer if ``layer`` names tensors of several quantised layers.
+        A weight that is stored quantised stays quantised. With ``weight_dtype`` int8 any other is quantised
+        before it is cut, so that all ranks have the same numbers; else it has the model's dtype. ``of``
+        selects one layer if ``layer`` names tensors of several quantised layers.
         """
 
+    def take_stack(
+        self, name: str, shape: tuple[int, int, int], *, part: Part = WHOLE
+    ) -> list[Tensor] | list[QuantizedWeight]:
+        """Return the weights ``[out, in]`` in tensor ``name`` of ``shape`` ``[layers, out, in]``, or ``part``
+        of them. The tensor is not stored quantised; see :meth:`take_weight`."""
+
     def is_quantized(self, layer: str) -> bool:
-        """Return whether :meth:`take_weight` returns a quantised weight for ``layer``."""
+        """Return whether the checkpoint stores a quantised weight for ``layer``."""
 
     def number(self, *names: str, default: float) -> float:
         """Return the only number in the first of these tensors that exists, else ``default``."""
 
     def unused(self) -> list[str]:
         """Return the sorted names of tensors that were not taken."""
+
+
+def take_unquantized(
+    weights: Weights, name: str, shape: tuple[int, int], part: Part
+) -> Tensor | QuantizedWeight:
+    """Take the weight of a linear layer that is not stored quantised; see :meth:`Weights.take_weight`."""
+    if weights.weight_dtype != "int8":
+        return weights.take(name, shape, part=part)
+    whole = quantized_by_rows(weights.take(name, shape))
+    return whole if part.is_all_of(shape) else part.of_quantized(whole)
+
+
+def take_unquantized_stack(
+    weights: Weights, name: str, shape: tuple[int, int, int], part: Part
+) -> list[Tensor] | list[QuantizedWeight]:
+    """See :meth:`Weights.take_stack`."""
+    if weights.weight_dtype != "int8":
+        return list(weights.take(name, shape, part=part).unbind())
+    taken = weights.take(name, shape, part=part if part.axis == 0 else WHOLE)
+    whole = [quantized_by_rows(weight) for weight in taken.unbind()]
+    if part.axis == 0 or part.is_all_of(shape):
+        return whole
+    of_one = Part(part.axis - 1, part.ranges)
+    return [of_one.of_quantized(weight) for weight in whole]
 
 
 class WeightFiles:
@@ -178,8 +212,10 @@ class WeightFiles:
         device: torch.device | str = "cpu",
         quantization: Quantization | None = None,
         batch_invariant: bool = False,
+        weight_dtype: WeightDtype = "float32",
     ) -> None:
         self.directory = Path(directory)
+        self.weight_dtype = weight_dtype
         self.dtype = dtype
         self.batch_invariant = batch_invariant
         self.device = torch.device(device)
@@ -238,13 +274,19 @@ class WeightFiles:
         is_stored_so = self.is_quantized(layer)
         self._warn_if_unexpected(layer, is_stored_so)
         if not is_stored_so:
-            return self.take(f"{layer}.weight", shape, part=part)
+            return take_unquantized(self, f"{layer}.weight", shape, part)
         source = self if of is None else OneOfStack(self, of.index, of.size)
         weight = quantized_weight(source, layer, shape, self.quantization)
         if not part.is_all_of(shape):
             weight = part.of_quantized(weight)
         self.bytes_taken += weight.nbytes
         return weight.to(self.device)
+
+    def take_stack(
+        self, name: str, shape: tuple[int, int, int], *, part: Part = WHOLE
+    ) -> list[Tensor] | list[QuantizedWeight]:
+        """See :meth:`Weights.take_stack`."""
+        return take_unquantized_stack(self, name, shape, part)
 
     def is_quantized(self, layer: str) -> bool:
         """See :meth:`Weights.is_quantized`."""

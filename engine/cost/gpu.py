@@ -50,7 +50,7 @@ def gpu_costs(config: ModelConfig, gpu: GpuSpeed, tp: TensorParallel = ALONE) ->
             step_s=gpu.step_s,
             row_s=size.row_state_bytes(1) / gpu.bytes_per_s,
             context_s=size.token_bytes / gpu.bytes_per_s,
-            token_s=(2 * size.used / size.itemsize + size.head_flops) / gpu.flops_per_s,
+            token_s=(2 * size.num_used + size.head_flops) / gpu.flops_per_s,
             weights=reading(size.body + size.head),
         ),
         HandoffCost(HANDOFF_LATENCY_S, size.slot_bytes, size.token_bytes, gpu.link_bytes_per_s),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from engine.checkpoint.mixer_config import GatedDeltaNetConfig, MambaConfig
 from engine.checkpoint.model_config import ModelConfig
 from engine.checkpoint.model_shard import shard_config, shard_spec
+from engine.checkpoint.weight_dtype import item_bytes
 from engine.cost.step_cost import share_used
 from engine.cost.weight_size import weight_bytes
 from engine.parallel.expert_parallel import NO_EXPERT_PARALLEL
@@ -18,7 +19,6 @@ from kernels.gated_delta.gated_delta_chunk import CHUNK_TOKENS
 class StepSize:
     """Bytes and FLOP of one rank. The weights have several fields, since not every step reads all of them."""
 
-    itemsize: int
     body: int
     """Bytes of all layers without routed experts."""
     experts: int
@@ -27,6 +27,10 @@ class StepSize:
     """Bytes of the output head."""
     used: int
     """Bytes of body and experts that one token uses."""
+    num_used: float
+    """Weights of body and experts that one token uses."""
+    num_head: int
+    """Weights of the output head."""
     expert_share: float
     """Share of the routed experts that are used if each server that shares them computes one token."""
     logit_bytes: int
@@ -47,22 +51,19 @@ class StepSize:
         """
         num_servers = max(1, tp.experts.size // tp.size)
         tp = replace(tp, experts=NO_EXPERT_PARALLEL)
-        itemsize, hidden = config.dtype.itemsize, config.hidden_size
-        head = -(-config.vocab_size // tp.size) * hidden * itemsize
-        table = config.vocab_size * hidden * itemsize  # a step reads only a few of its rows
-        outside = table if config.tie_word_embeddings else table + head
-        layers = weight_bytes(config, tp) - outside
-        experts, used = _experts(config, tp, layers, outside)
+        layers, experts, used = _layers(config, tp)
+        _, _, used_in_dtype = _layers(replace(config, weight_dtype="float32"), tp)
         spec = shard_spec(config, tp, mtp=False)
         share = config.moe.experts_per_token / config.moe.num_experts if config.moe and experts else 0.0
         return cls(
-            itemsize=itemsize,
             body=layers - experts,
             experts=experts // num_servers,
-            head=head,
+            head=_head_bytes(config, tp),
             used=used,
+            num_used=used_in_dtype / config.dtype.itemsize,
+            num_head=_head_weights(config, tp),
             expert_share=share_used(share, num_servers),
-            logit_bytes=config.vocab_size * itemsize,
+            logit_bytes=config.vocab_size * config.dtype.itemsize,
             slot_bytes=spec.slot_bytes,
             token_bytes=spec.block_bytes(1),
             scan_flops=_scan_flops(config, tp),
@@ -72,16 +73,33 @@ class StepSize:
     @property
     def token_flops(self) -> float:
         """FLOP of one token in all layers, without the pairs of attention and without the output head."""
-        return 2 * self.used / self.itemsize + self.scan_flops
+        return 2 * self.num_used + self.scan_flops
 
     @property
     def head_flops(self) -> float:
         """FLOP of one position's logits."""
-        return 2 * self.head / self.itemsize
+        return 2 * self.num_head
 
     def row_state_bytes(self, num_positions: int) -> int:
         """Returns the state bytes of one decode row: it reads one state and writes one for each position."""
         return (1 + num_positions) * self.slot_bytes
+
+
+def _head_weights(config: ModelConfig, tp: TensorParallel) -> int:
+    return -(-config.vocab_size // tp.size) * config.hidden_size
+
+
+def _head_bytes(config: ModelConfig, tp: TensorParallel) -> int:
+    return _head_weights(config, tp) * item_bytes(config.weight_dtype, config.dtype)
+
+
+def _layers(config: ModelConfig, tp: TensorParallel) -> tuple[int, int, int]:
+    """Returns the bytes of all layers, of their routed experts, and of what one token uses of them."""
+    outside = config.vocab_size * config.hidden_size * config.dtype.itemsize  # steps read few of these rows
+    if not config.tie_word_embeddings:
+        outside += _head_bytes(config, tp)
+    layers = weight_bytes(config, tp) - outside
+    return layers, *_experts(config, tp, layers, outside)
 
 
 def _experts(config: ModelConfig, tp: TensorParallel, layers: int, outside: int) -> tuple[int, int]:

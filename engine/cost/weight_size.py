@@ -16,7 +16,8 @@ from engine.parallel.tensor_parallel import ALONE, TensorParallel
 
 
 def weight_bytes(config: ModelConfig, tp: TensorParallel = ALONE, *, mtp: bool = False) -> int:
-    """Returns the bytes of a rank's weights in the format in which they are kept.
+    """Returns the bytes of a rank's weights in the format in which they are kept. With ``weight_dtype`` auto
+    that is bfloat16, if ``config.json`` says that the checkpoint is stored so.
 
     A tied output head counts once. With ``mtp`` the MTP layer counts too; it shares the embedding and the
     output head.

@@ -11,6 +11,7 @@ from engine.checkpoint.checkpoint_fields import CheckpointFields
 from engine.checkpoint.dummy_weights import dummy_weights
 from engine.checkpoint.model_config import ModelConfig
 from engine.checkpoint.model_shard import check_divides
+from engine.checkpoint.weight_dtype import WeightDtype
 from engine.checkpoint.weights import LoadFormat, WeightFiles, Weights
 from engine.models.causal_lm import CausalLM
 from engine.models.families import FAMILIES
@@ -24,13 +25,16 @@ NAMES_SHOWN = 5
 
 
 def read_config(
-    model_dir: str | Path, dtype: str = "auto", device: torch.device | str = "cpu"
+    model_dir: str | Path,
+    dtype: str = "auto",
+    device: torch.device | str = "cpu",
+    weight_dtype: WeightDtype = "auto",
 ) -> ModelConfig:
     """Read ``config.json`` and ``generation_config.json`` of a Hugging Face model directory.
 
     ``dtype``: ``float32``, ``bfloat16`` or ``auto``. See :meth:`CheckpointFields.of`, also for errors.
     """
-    fields = CheckpointFields.of(Path(model_dir), dtype, torch.device(device))
+    fields = CheckpointFields.of(Path(model_dir), dtype, torch.device(device), weight_dtype)
     family = FAMILIES.get(fields.architecture)
     if family is None:
         known = f"one of the known: {', '.join(sorted(FAMILIES))}"
@@ -54,6 +58,7 @@ def load_model(
     tp: TensorParallel = ALONE,
     load_format: LoadFormat = "auto",
     batch_invariant: bool = False,
+    weight_dtype: WeightDtype = "auto",
     start_up: StartUp | None = None,
 ) -> CausalLM:
     """Load the model of a Hugging Face directory onto ``device``; with ``mtp`` also its MTP layer.
@@ -65,10 +70,13 @@ def load_model(
     Raises :class:`wire.errors.ModelLoadError` that names the unknown, missing or misshapen item, and
     :class:`wire.errors.ConfigError` if this number of ranks can't share the model.
     """
-    config = read_config(model_dir, dtype, device)
+    config = read_config(model_dir, dtype, device, weight_dtype)
     check_divides(config, tp.size, shares_experts=tp.experts.size > 1)
     weights = _weights(model_dir, config, device, load_format, batch_invariant)
     model = build_model(config, weights, mtp=mtp, tp=tp)
+    if config.weight_dtype != "float32":
+        kept = "bfloat16 where no number is rounded" if config.weight_dtype == "auto" else config.weight_dtype
+        logger.info("weights of linear layers are kept in %s", kept)
     unused = [name for name in weights.unused() if mtp or not name.startswith(MTP_PREFIX)]
     if tp.experts.size > 1:  # other ranks hold most of the experts
         unused = [name for name in unused if ".experts." not in name]
@@ -100,4 +108,5 @@ def _weights(
         device=device,
         quantization=config.quantization,
         batch_invariant=batch_invariant,
+        weight_dtype=config.weight_dtype,
     )

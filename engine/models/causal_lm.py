@@ -21,7 +21,7 @@ from engine.models.layers.linear import Linear
 from engine.models.mtp import Mtp
 from engine.parallel.tensor_parallel import ALONE, TensorParallel
 from kernels.linear.embedding import embedding
-from kernels.linear.quantized_weight import QuantizedWeight
+from kernels.linear.quantized_weight import QuantizedWeight, quantized_by_rows
 
 
 class CausalLM:
@@ -47,6 +47,7 @@ class CausalLM:
             head_rows(config, weights, tp, tied=self.embeddings),
             scale=config.logit_scale,
             batch_invariant=weights.batch_invariant,
+            weight_dtype=weights.weight_dtype,
         )
         self.mtp = Mtp(family, config, weights, self.embeddings, tp) if mtp else None
 
@@ -83,6 +84,8 @@ def head_rows(
     rows: Tensor | QuantizedWeight
     if config.tie_word_embeddings and not is_stored:
         rows = tied if tp.size == 1 else tied[start:stop]
+        if weights.weight_dtype == "int8":
+            rows = quantized_by_rows(rows)
     else:
         part = WHOLE if tp.size == 1 else of_outputs((start, stop))
         rows = weights.take_weight("lm_head", (config.vocab_size, config.hidden_size), part=part)

@@ -89,9 +89,11 @@ def _terms(config: EngineConfig) -> dict[str, str]:
     decisions again by itself.
     """
     device = config.resolve_device(config.nodes.ranks(config.tensor_parallel).start)
-    model = read_config(config.model_dir, config.dtype, device)
+    model = read_config(config.model_dir, config.dtype, device, config.weight_dtype)
     terms: dict[str, object] = {
-        "the model's fingerprint": fingerprint(config.model_dir, model.dtype, config.load_format),
+        "the model's fingerprint": fingerprint(
+            config.model_dir, model.dtype, config.load_format, weight_dtype=config.weight_dtype
+        ),
         "`device`": device.type,
     }
     if config.is_lockstep:

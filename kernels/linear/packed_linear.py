@@ -1,10 +1,14 @@
-"""Linear layers on CPU, computed in float32, for any number of rows.
+"""Linear layers on CPU, computed in float32, for any number of rows; weights in float32 or bfloat16.
 
     y[r, o] = act(bias[o] + sum over k of x[r, k] W[o, k])          act = identity or max(y, 0)^2
 
 The weight is stored once, in panels of ``PANEL`` outputs: ``[panels, in, PANEL]``, with zeros after the last
 output. It is multiplied tile by tile (:mod:`kernels.linear.panel_tile`). A sum runs over k in order and does
 not depend on its tile, so a row's result has the same bits in every batch.
+
+A weight in bfloat16 is widened in registers, each time a tile reads it, and nothing is lost: the result has
+the bits of the same weight in float32. For one row it takes half the time, for many rows the same
+(docs/decisions/045-weight-dtype.md).
 
 A block of rows is small enough to stay in the L2 cache while it is multiplied with all panels; threads share
 panels and blocks of rows. Times in µs for 1 / 4 / 32 / 256 rows, one thread of a shared AVX-512 machine:
@@ -19,6 +23,7 @@ panels and blocks of rows. Times in µs for 1 / 4 / 32 / 256 rows, one thread of
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,7 +33,13 @@ from kernels.cpu.host_memory import host_empty
 from kernels.cpu.jit import CpuKernel, as_array, as_flat_array, cpu_jit
 from kernels.cpu.vector import aligned
 from kernels.gpu.strides import adjacent
-from kernels.linear.panel_tile import TILE_ROWS, panel_width, panel_width_here, tile_of_float32
+from kernels.linear.panel_tile import (
+    TILE_ROWS,
+    panel_width,
+    panel_width_here,
+    tile_of_bfloat16,
+    tile_of_float32,
+)
 
 _ROW_BLOCK_ELEMENTS = 2**17
 """Elements of x in one block of rows, which is multiplied with all panels: half a megabyte."""
@@ -71,14 +82,28 @@ def pack_panels(weight: torch.Tensor, panels: torch.Tensor) -> None:
         panels[whole, :, : num_outputs - whole * width] = weight[whole * width :].T
 
 
+def panels_like(weight: torch.Tensor, *before: int) -> torch.Tensor:
+    """Return room ``[*before, panels, in, PANEL]`` for weights ``[out, in]`` in their dtype."""
+    num_outputs, num_inputs = weight.shape
+    width = panel_width()
+    shape = *before, -(-num_outputs // width), num_inputs, width
+    return host_empty(math.prod(shape), weight.dtype).view(shape)
+
+
+def as_bytes(panels: torch.Tensor) -> np.ndarray:
+    """Return panels as kernels get them, whatever their dtype is."""
+    return as_array(panels.view(-1).view(torch.uint8))
+
+
 def run_panels(
     kernel: CpuKernel, x: torch.Tensor, panels: torch.Tensor, num_outputs: int, rows_a_read: int,
     arrays: tuple[np.ndarray, ...], sizes: tuple[int, ...], flags: tuple[int, ...],
 ) -> torch.Tensor:  # fmt: skip
     """Map ``[n, in]`` float32, rows at any stride, with ``panels`` ``[panels, in, PANEL]`` to ``[n, out]``.
 
-    The kernel's items are all panels of one block of rows, then all panels of the next block. Reading a panel
-    from memory takes as long as computing ``rows_a_read`` rows.
+    ``sizes`` follow the numbers of rows, inputs and outputs in the kernel's shape. The kernel's items are all
+    panels of one block of rows, then all panels of the next block. Reading a panel from memory takes as long
+    as computing ``rows_a_read`` rows.
     """
     num_rows, num_inputs = x.shape
     y = torch.empty(num_rows, num_outputs)
@@ -109,8 +134,10 @@ def partial_sums(most_rows, num_inputs):
 
 
 @cpu_jit
-def multiply_panel(x, x_stride, panel, num_inputs, bias, y, y_stride, live, squares, num_rows, sums):
-    """Multiply all rows with a panel of float32.
+def multiply_panel(
+    item_bytes, x, x_stride, panel, num_inputs, bias, y, y_stride, live, squares, num_rows, sums
+):
+    """Multiply all rows with a panel of float32 (``item_bytes`` 4) or bfloat16 (2).
 
     Up to six rows are one tile, which reads the panel once. Seven to ``_ROWS_IN_PARTS`` rows take it in
     parts, each from a near cache: while the first two tiles use a part, they fetch the next one, or the next
@@ -133,20 +160,26 @@ def multiply_panel(x, x_stride, panel, num_inputs, bias, y, y_stride, live, squa
             saved = sums.ctypes.data + row * width * 4
             start, start_stride = (bias, 0) if first == 0 else (saved, width)
             target, target_stride = (y + row * y_stride * 4, y_stride) if is_last else (saved, width)
-            lines = 2 if in_parts and row < 12 else 0
-            ahead = count * width * 4 + (128 if row > 0 else 0)
-            tile_of_float32(
-                size, x + (row * x_stride + first) * 4, x_stride, panel + first * width * 4, count, count, 0,
-                start, start_stride, target, target_stride, live if is_last else width,
-                squares if is_last else 0, lines, ahead,
-            )  # fmt: skip
+            is_fetching = in_parts and row < 12
+            x_tile, part = x + (row * x_stride + first) * 4, panel + first * width * item_bytes
+            ahead = count * width * item_bytes + (32 * item_bytes if row > 0 else 0)
+            if item_bytes == 4:
+                tile_of_float32(
+                    size, x_tile, x_stride, part, count, count, 0, start, start_stride, target, target_stride,
+                    live if is_last else width, squares if is_last else 0, 2 if is_fetching else 0, ahead,
+                )  # fmt: skip
+            else:
+                tile_of_bfloat16(
+                    size, x_tile, x_stride, part, count, count, 0, start, start_stride, target, target_stride,
+                    live if is_last else width, squares if is_last else 0, 1 if is_fetching else 0, ahead,
+                )  # fmt: skip
             row += size
 
 
 @cpu_jit
 def _linear(x, x_stride, weight, bias, y, shape, block_rows, squares, begin, end):
     """Items are all panels of one block of rows, then all panels of the next block."""
-    num_rows, num_inputs, num_outputs = shape
+    num_rows, num_inputs, num_outputs, item_bytes = shape
     width = panel_width_here()
     num_panels = (num_outputs + width - 1) // width
     sums = aligned(partial_sums(min(block_rows, num_rows), num_inputs))
@@ -154,9 +187,10 @@ def _linear(x, x_stride, weight, bias, y, shape, block_rows, squares, begin, end
         row = item // num_panels * block_rows
         output = item % num_panels * width
         multiply_panel(
+            item_bytes,
             x.ctypes.data + row * x_stride * 4,
             x_stride,
-            weight.ctypes.data + output * num_inputs * 4,
+            weight.ctypes.data + output * num_inputs * item_bytes,
             num_inputs,
             bias.ctypes.data + output * 4,
             y.ctypes.data + (row * num_outputs + output) * 4,
@@ -170,32 +204,34 @@ def _linear(x, x_stride, weight, bias, y, shape, block_rows, squares, begin, end
 
 @dataclass(frozen=True)
 class PackedLinear:
-    """A float32 weight in panels, and its bias (zeros if it has none)."""
+    """A weight in panels, and its bias (zeros if it has none)."""
 
     panels: torch.Tensor
-    """``[panels, in, PANEL]``"""
+    """``[panels, in, PANEL]`` float32 or bfloat16"""
     bias: torch.Tensor
     """``[panels * PANEL]``"""
     num_outputs: int
 
     @classmethod
     def pack(cls, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
-        """Pack a weight ``[out, in]`` and a bias ``[out]``; bfloat16 is widened."""
-        num_outputs, num_inputs = weight.shape
-        width = panel_width()
-        num_panels = -(-num_outputs // width)
-        panels = host_empty(num_panels * num_inputs * width).view(num_panels, num_inputs, width)
+        """Pack a weight ``[out, in]`` and a bias ``[out]``.
+
+        A weight in bfloat16 keeps its dtype; any other becomes float32.
+        """
+        if weight.dtype != torch.bfloat16:
+            weight = weight.float()
+        panels = panels_like(weight)
         pack_panels(weight, panels)
-        return cls(panels, padded_bias(bias, num_panels * width), num_outputs)
+        return cls(panels, padded_bias(bias, len(panels) * panel_width()), len(weight))
 
     def __call__(self, x: torch.Tensor, *, relu_squared: bool = False) -> torch.Tensor:
         """Map ``[n, in]``, rows at any stride, to ``[n, out]`` in x's dtype, rounded once."""
-        flags = (int(relu_squared),)
+        sizes, flags = (self.panels.itemsize,), (int(relu_squared),)
         y = run_panels(
-            _linear, x.float(), self.panels, self.num_outputs, ROWS_A_READ, self._arrays, (), flags
+            _linear, x.float(), self.panels, self.num_outputs, ROWS_A_READ, self._arrays, sizes, flags
         )
         return y.to(x.dtype)
 
     @functools.cached_property
     def _arrays(self) -> tuple[np.ndarray, ...]:
-        return as_array(self.panels.view(-1)), as_array(self.bias)
+        return as_bytes(self.panels), as_array(self.bias)

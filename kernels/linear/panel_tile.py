@@ -9,6 +9,7 @@ every tile. A panel is ``[in, PANEL]`` of one of these types:
 | stored | weight |
 |---|---|
 | float32 | the stored value |
+| bfloat16 | the stored value, widened without loss: its bits are the upper half of a float32 |
 | fp8 (float8_e4m3fn) | float32(w) * scale |
 | int8 | float32(w) * scale |
 
@@ -30,9 +31,15 @@ TILE_ROWS = 6
 FLOAT_BYTES = 4
 FP8_SCALE_FACTOR = 256.0
 
-Stored = Literal["float32", "fp8", "int8"]
+Stored = Literal["float32", "bfloat16", "fp8", "int8"]
 
-LINES_AHEAD: dict[Stored, tuple[int, ...]] = {"float32": (0, 2), "fp8": (0,), "int8": (0,)}
+STORED_BYTES: dict[Stored, int] = {"float32": 4, "bfloat16": 2, "fp8": 1, "int8": 1}
+LINES_AHEAD: dict[Stored, tuple[int, ...]] = {
+    "float32": (0, 2),
+    "bfloat16": (0, 1),
+    "fp8": (0,),
+    "int8": (0,),
+}
 """Numbers of cache lines that a tile can fetch ahead for each row of a panel."""
 
 
@@ -79,6 +86,11 @@ def tile_of_float32() -> Any:
 
 
 @CpuIntrinsic
+def tile_of_bfloat16() -> Any:
+    return _tile("bfloat16")
+
+
+@CpuIntrinsic
 def tile_of_fp8() -> Any:
     return _tile("fp8")
 
@@ -103,8 +115,9 @@ def _tile(stored: Stored) -> Any:
     squares, lines, ahead)``
 
     Arguments are addresses, and strides in elements. Row r's sums begin with ``start[r * start_stride :]``.
-    The first ``live`` outputs are stored. float32 has one group. For each row of the panel, ``lines`` (0 or
-    2) cache lines are fetched ahead, from ``ahead`` bytes after the row; only float32 fetches ahead.
+    The first ``live`` outputs are stored. float32 and bfloat16 have one group and no scales. For each row of
+    the panel, ``lines`` cache lines (0, or as :data:`LINES_AHEAD` says) are fetched ahead, from ``ahead``
+    bytes after the row.
     """
     from llvmlite import ir
     from numba.core import types
@@ -193,7 +206,7 @@ class _Emitter:
         fma = self.function(f"llvm.fma.v{self.lanes}f32", self.vector, *[self.vector] * 3)
 
         def add(k, weights, sums):
-            self.fetch(fetched, k, lines)
+            self.fetch(stored, fetched, k, lines)
             added = []
             for row in range(num_rows):
                 value = self.splat(builder.load(builder.gep(rows[row], [k])))
@@ -204,12 +217,12 @@ class _Emitter:
         sums = self.loop_over_panel(stored, panel, num_inputs, group, scales, first, add)
         self.store_tile(sums, num_rows, y, y_stride, live, squares)
 
-    def fetch(self, base, k, lines):
-        """Fetch cache lines of row k of a panel of float32 to the second-level cache."""
+    def fetch(self, stored, base, k, lines):
+        """Fetch cache lines of row k of a panel to the second-level cache."""
         ir, builder = self.ir, self.builder
         kind = ir.IntType(8).as_pointer()
         fetch = self.function("llvm.prefetch.p0i8", ir.VoidType(), kind, *[ir.IntType(32)] * 3)
-        row = builder.add(base, builder.mul(k, self.at(panel_width() * FLOAT_BYTES)))
+        row = builder.add(base, builder.mul(k, self.at(panel_width() * STORED_BYTES[stored])))
         for line in range(lines):
             place = builder.inttoptr(builder.add(row, self.at(line * 64)), kind)
             for_reading, second_level, data = (ir.Constant(ir.IntType(32), n) for n in (0, 2, 1))
@@ -231,14 +244,13 @@ class _Emitter:
 
     def loop_over_panel(self, stored, panel, num_inputs, group, scales, carried, body):
         """Emit ``carried = body(k, weights, carried)`` for every k. Returns the last ``carried``."""
-        if stored == "float32":
-            panel = self.builder.inttoptr(panel, self.real.as_pointer())
+        if stored in ("float32", "bfloat16"):
+            is_narrow = stored == "bfloat16"
+            element = self.ir.IntType(16) if is_narrow else self.real
+            panel = self.builder.inttoptr(panel, element.as_pointer())
+            row = self.bfloat16_row if is_narrow else self.panel_row
             return self.loop(
-                self.at(0),
-                num_inputs,
-                self.at(1),
-                carried,
-                lambda k, found: body(k, self.panel_row(panel, k), found),
+                self.at(0), num_inputs, self.at(1), carried, lambda k, found: body(k, row(panel, k), found)
             )
         panel = self.builder.inttoptr(panel, self.ir.IntType(8).as_pointer())
         scales = self.builder.inttoptr(scales, self.real.as_pointer())
@@ -250,7 +262,7 @@ class _Emitter:
             stop = self.builder.select(self.builder.icmp_signed("<", behind, num_inputs), behind, num_inputs)
 
             def one_input(k, sums):
-                stored_row = self.bytes_row(panel, k)
+                stored_row = self.stored_row(panel, k, self.ir.IntType(8))
                 weights = [
                     self.builder.fmul(self.widened(stored, w), factor)
                     for w, factor in zip(stored_row, factors, strict=True)
@@ -289,14 +301,24 @@ class _Emitter:
             self.load(base, self.builder.add(first, self.at(v * self.lanes))) for v in range(self.registers)
         ]
 
-    def bytes_row(self, base, k):
-        kind = self.ir.VectorType(self.ir.IntType(8), self.lanes)
+    def bfloat16_row(self, base, k):
+        """Load row k of a panel of bfloat16 and widen it: shifted left by 16 bits it is float32."""
+        ints = self.ir.VectorType(self.ir.IntType(32), self.lanes)
+        by_16 = self.ir.Constant(ints, [16] * self.lanes)
+        return [
+            self.builder.bitcast(self.builder.shl(self.builder.zext(bits, ints), by_16), self.vector)
+            for bits in self.stored_row(base, k, self.ir.IntType(16))
+        ]
+
+    def stored_row(self, base, k, element):
+        """Load row k of a panel of integers, each vector of them at any alignment of its elements."""
+        kind = self.ir.VectorType(element, self.lanes)
         first = self.builder.mul(k, self.at(panel_width()))
         row = []
         for v in range(self.registers):
             place = self.builder.gep(base, [self.builder.add(first, self.at(v * self.lanes))])
             row.append(self.builder.load(self.builder.bitcast(place, kind.as_pointer())))
-            row[-1].align = 1
+            row[-1].align = element.width // 8
         return row
 
     def widened(self, stored, weights):

@@ -126,7 +126,7 @@ def _quantized_linear(x, x_stride, weight, scales, bias, y, shape, block_rows, i
         else:
             widen_int8(panel, num_inputs, group, factors, target)
         multiply_panel(
-            x_row, x_stride, target, num_inputs, offsets, place, num_outputs, live, squares, rows, sums
+            4, x_row, x_stride, target, num_inputs, offsets, place, num_outputs, live, squares, rows, sums
         )
 
 

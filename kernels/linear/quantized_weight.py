@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 FP8 = torch.float8_e4m3fn
+LARGEST_INT8 = 127.0
 Range = tuple[int, int]
 
 
@@ -106,6 +107,18 @@ class QuantizedWeight:
         if axis == 0:
             return QuantizedWeight(values, scales, block, self.block_columns)
         return QuantizedWeight(values, scales, self.block_rows, block)
+
+
+def quantized_by_rows(weight: Tensor) -> QuantizedWeight:
+    """Round a weight ``[out, in]`` to int8, with one scale for each output, so that its largest becomes 127.
+
+    A row of zeros gets the scale 1.
+    """
+    weight = weight.to(torch.float32)
+    scales = weight.abs().amax(dim=1, keepdim=True) / LARGEST_INT8
+    scales = torch.where(scales == 0.0, 1.0, scales)
+    values = (weight / scales).round_().clamp_(-LARGEST_INT8, LARGEST_INT8).to(torch.int8)
+    return QuantizedWeight(values, scales, 1, weight.shape[1])
 
 
 def join(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:

@@ -1,4 +1,4 @@
-"""Linear layers of routed experts on CPU, in float32, for rows grouped by expert.
+"""Linear layers of routed experts on CPU, computed in float32, for rows grouped by expert.
 
     pair i = (token i // k, its expert expert_ids[i])        y[places[i]] = act(x[i // k] W[expert_ids[i]]^T)
 
@@ -17,16 +17,17 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from kernels.cpu.host_memory import host_empty
 from kernels.cpu.jit import as_array, as_flat_array, cpu_jit
 from kernels.cpu.vector import aligned
 from kernels.gpu.strides import adjacent
 from kernels.linear.packed_linear import (
     GRAIN_PRODUCTS,
     ROWS_A_READ,
+    as_bytes,
     block_rows_for,
     multiply_panel,
     pack_panels,
+    panels_like,
     partial_sums,
 )
 from kernels.linear.panel_tile import panel_width, panel_width_here
@@ -62,7 +63,9 @@ def _sort_pairs(expert_ids, k, x, x_stride, size, num_experts, most_rows, rows, 
 
 
 @cpu_jit
-def _multiply_segments(rows, weight, zeros, segments, y, num_inputs, num_outputs, squares, begin, end):
+def _multiply_segments(
+    rows, weight, item_bytes, zeros, segments, y, num_inputs, num_outputs, squares, begin, end
+):
     """Items are all panels of the first segment, then all panels of the next one …"""
     width = panel_width_here()
     num_panels = (num_outputs + width - 1) // width
@@ -74,9 +77,10 @@ def _multiply_segments(rows, weight, zeros, segments, y, num_inputs, num_outputs
         segment, panel = item // num_panels, item % num_panels
         expert, first = segments[3 * segment], segments[3 * segment + 1]
         multiply_panel(
+            item_bytes,
             rows.ctypes.data + first * num_inputs * 4,
             num_inputs,
-            weight.ctypes.data + (expert * num_panels + panel) * num_inputs * width * 4,
+            weight.ctypes.data + (expert * num_panels + panel) * num_inputs * width * item_bytes,
             num_inputs,
             zeros.ctypes.data,
             y.ctypes.data + (first * num_outputs + panel * width) * 4,
@@ -118,15 +122,14 @@ class PackedExperts:
     """One projection of all experts, in panels."""
 
     def __init__(self, weights: Sequence[torch.Tensor]) -> None:
-        """Pack each expert's weight ``[out, in]`` float32."""
+        """Pack each expert's weight ``[out, in]``: all of them float32, or all bfloat16."""
         self.num_outputs, self.num_inputs = weights[0].shape
-        width = panel_width()
-        self.num_panels = -(-self.num_outputs // width)
-        panels = host_empty(len(weights) * self.num_panels * self.num_inputs * width)
-        self.panels = panels.view(len(weights), self.num_panels, self.num_inputs, width)
+        self.panels = panels_like(weights[0], len(weights))
+        self.num_panels = self.panels.shape[1]
         for own, weight in zip(self.panels, weights, strict=True):
             pack_panels(weight, own)
-        self._arrays = as_array(panels), np.zeros(width, np.float32)
+        zeros = np.zeros(panel_width(), np.float32)
+        self._arrays = as_bytes(self.panels), self.panels.itemsize, zeros
 
     def __len__(self) -> int:
         return len(self.panels)

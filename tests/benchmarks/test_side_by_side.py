@@ -56,7 +56,7 @@ def report_of(measurements):
     return {
         "machine": {"processor": "A processor"},
         "versions": {"torch": "1.2.3"},
-        "settings": {"rounds": 3, "scale": 1.0, "cores": 2},
+        "settings": {"rounds": 3, "scale": 1.0, "cores": 2, "dtype": "float32"},
         "models": {name: {"title": model.title} for name, model in MODELS.items()},
         "loads": {name: load.about() for name, load in LOADS.items()},
         "arrangements": {name: {"title": name.upper()} for name in EVERYBODY},
@@ -329,6 +329,7 @@ def test_only_a_whole_run_is_published(whole, tmp_path, monkeypatch, capsys):
         {"failures": [{"model": "2m", "arrangement": "up"}]},
         {"arrangements": {"up": {"title": "UP"}}, "measurements": without_one},
         {"settings": whole["settings"] | {"scale": 0.5}},
+        {"settings": whole["settings"] | {"dtype": "bfloat16"}},
         {"measurements": without_one},
     ):
         publication.publish(whole | partial)

@@ -255,6 +255,7 @@ def _engine_config(
         role=role,
         load_format=values.load_format,
         dtype=values.dtype,
+        weight_dtype=values.weight_dtype,
         device=values.device,
         max_model_len=values.max_model_len,
         max_num_seqs=values.max_num_seqs,

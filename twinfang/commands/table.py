@@ -255,7 +255,7 @@ PLAN = Command(
     "and decode servers take within an objective, and how to divide servers between the two roles. These "
     "figures are computed from a model, not measured.",
     (
-        FlagGroup("model", (table.MODEL, table.DTYPE, table.MAX_MODEL_LEN)),
+        FlagGroup("model", (table.MODEL, table.DTYPE, table.WEIGHT_DTYPE, table.MAX_MODEL_LEN)),
         table.PLAN_FLAGS,
         table.PLAN_SPEED,
         FlagGroup("output", (table.JSON,)),

@@ -55,6 +55,12 @@ DTYPE = Flag(
     "data type of weights, KV and convolution states; auto: float32 on a CPU, the checkpoint's on a GPU",
     default="auto",
 )
+WEIGHT_DTYPE = Flag(
+    *("--weight-dtype", "auto|float32|bfloat16|int8", one_of("auto", "float32", "bfloat16", "int8")),
+    "data type in which a CPU keeps the weights of linear layers, while sums stay float32; bfloat16 and int8 "
+    "round, auto: bfloat16 where no weight is rounded. Equal on all servers",
+    default="auto",
+)
 DEVICE = Flag(
     *(
         "--device",
@@ -391,7 +397,9 @@ NICE = Flag(
     setting="niceness",
 )
 
-MODEL_FLAGS = FlagGroup("model", (MODEL, SERVED_MODEL_NAME, LOAD_FORMAT, DTYPE, DEVICE, MAX_MODEL_LEN))
+MODEL_FLAGS = FlagGroup(
+    "model", (MODEL, SERVED_MODEL_NAME, LOAD_FORMAT, DTYPE, WEIGHT_DTYPE, DEVICE, MAX_MODEL_LEN)
+)
 CAPACITY = (
     rank_flags.TENSOR_PARALLEL,
     MAX_NUM_SEQS,

@@ -69,7 +69,8 @@ def run(
 
     Raises :class:`CapacityError` if the server does not fit, after printing the table.
     """
-    model = read_config(config.model_dir, config.dtype, "cpu" if gpu_bytes is None else "cuda")
+    device = "cpu" if gpu_bytes is None else "cuda"
+    model = read_config(config.model_dir, config.dtype, device, config.weight_dtype)
     config.check_experts(model)
     check_divides(model, config.tensor_parallel, shares_experts=config.expert_parallel)
     demand = config.demand(model, config.planned_rank())
@@ -140,6 +141,7 @@ def _figures(
     return {
         "model": str(config.model_dir),
         "dtype": _name(model.dtype),
+        "weight_dtype": model.weight_dtype,
         "role": demand.role,
         "max_model_len": demand.max_model_len,
         "max_num_seqs": demand.max_num_seqs,

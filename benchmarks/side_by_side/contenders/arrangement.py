@@ -1,8 +1,8 @@
 """The compared arrangements: how each is started, which resources it gets, and how it is stopped.
 
 All get the same: the cores that this process may use (children inherit the mask), concurrent requests, memory
-for caches, the longest prompt and answer, float32. How an arrangement divides the cores among its processes
-is its own default unless flags say otherwise; the report lists every command line.
+for caches, the longest prompt and answer, the dtype of weights. How an arrangement divides the cores among
+its processes is its own default unless flags say otherwise; the report lists every command line.
 """
 
 from __future__ import annotations

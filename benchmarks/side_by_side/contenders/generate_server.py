@@ -1,6 +1,7 @@
-"""transformers' ``generate`` behind the HTTP API that the benchmark's client uses.
+r"""transformers' ``generate`` behind the HTTP API that the benchmark's client uses.
 
-    python -m benchmarks.side_by_side.contenders.generate_server --model DIR --port 8000 --threads 2
+    python -m benchmarks.side_by_side.contenders.generate_server --model DIR --port 8000 \
+        --threads 2 --dtype float32
 
 One ``generate`` runs at a time. Its batch is the requests that wait when it begins, plus those of the next
 ``GATHER_S``. Later requests wait until it has ended. So it has a batch's speed but no continuous batching.
@@ -30,6 +31,7 @@ from fastapi.responses import StreamingResponse
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.generation.streamers import BaseStreamer
 
+DTYPES = ("float32", "bfloat16")
 GATHER_S = 0.02
 MAX_BATCH = 32
 
@@ -106,9 +108,9 @@ def _generate_for_ever(model: Any, jobs: queue.SimpleQueue[Job]) -> None:
         )
 
 
-def app(model_dir: Path) -> FastAPI:
+def app(model_dir: Path, dtype: torch.dtype) -> FastAPI:
     tokenizer = AutoTokenizer.from_pretrained(model_dir)
-    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=dtype)
     model.eval()  # type: ignore[no-untyped-call]
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = 0
@@ -151,9 +153,15 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--dtype", choices=DTYPES, required=True)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    uvicorn.run(app(options.model), host="127.0.0.1", port=options.port, log_level="warning")
+    uvicorn.run(
+        app(options.model, getattr(torch, options.dtype)),
+        host="127.0.0.1",
+        port=options.port,
+        log_level="warning",
+    )
 
 
 if __name__ == "__main__":

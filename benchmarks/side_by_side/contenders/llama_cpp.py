@@ -22,12 +22,14 @@ class LlamaCpp:
     package: Path
     files: Path
     """A folder for converted models."""
+    dtype: str
+    """Of weights."""
 
     @classmethod
-    def found_in(cls, package: Path | None, files: Path) -> LlamaCpp | None:
+    def found_in(cls, package: Path | None, files: Path, dtype: str) -> LlamaCpp | None:
         if package is None or not (package / PROGRAM).exists():
             return None
-        return cls(package.absolute(), files)
+        return cls(package.absolute(), files, dtype)
 
     @property
     def version(self) -> str:
@@ -48,5 +50,5 @@ class LlamaCpp:
             words = f"{capacity} {precision} {sampling} {address} {threads} {flags}"
             return [str(self.package / PROGRAM), "--model", str(model), *shlex.split(words)]
 
-        prepare = partial(converted, self.package / "llama.cpp", folder=self.files)
+        prepare = partial(converted, self.package / "llama.cpp", folder=self.files, dtype=self.dtype)
         return Process("llama.cpp", "llama.cpp", command, {}, prepare=lambda model: prepare(model))

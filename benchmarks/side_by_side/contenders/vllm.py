@@ -30,12 +30,14 @@ class Vllm:
     program: Path
     cache: Path
     """A folder for compiled code, so that later starts are faster."""
+    dtype: str
+    """Of weights, activations and caches."""
 
     @classmethod
-    def found_in(cls, venv: Path | None, cache: Path) -> Vllm | None:
+    def found_in(cls, venv: Path | None, cache: Path, dtype: str) -> Vllm | None:
         """Finds it by the ``vllm`` command of that environment, or of the PATH if none is named."""
         found = shutil.which("vllm", path=None if venv is None else str(venv / "bin"))
-        return None if found is None else cls(Path(found).absolute(), cache)
+        return None if found is None else cls(Path(found).absolute(), cache, dtype)
 
     @property
     def router(self) -> Path:
@@ -93,7 +95,7 @@ class Vllm:
         def command(model: Path, port: int) -> list[str]:
             address = f"--host=127.0.0.1 --port={port} --served-model-name={model.name}"
             capacity = f"--max-num-seqs={MAX_NUM_SEQS} --max-model-len={MAX_MODEL_LEN}"
-            words = f"--dtype=float32 {capacity} {address} --uvicorn-log-level=warning {flags}"
+            words = f"--dtype={self.dtype} {capacity} {address} --uvicorn-log-level=warning {flags}"
             return [str(self.program), "serve", str(model), *shlex.split(words)]
 
         ours_to_say = {

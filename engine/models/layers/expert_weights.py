@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from engine.checkpoint.mixer_config import MoeConfig
 from engine.checkpoint.weights import OneOf, Part, Weights, of_inputs, of_outputs
 from engine.models.layers.linear import StoredWeights, joined, stored_alike
@@ -94,7 +92,7 @@ def _stacked(
     held: range | None,
     part: tuple[int, int],
     names: tuple[str, str],
-) -> tuple[list[Tensor], list[Tensor]]:
+) -> tuple[StoredWeights, StoredWeights]:
     """Load ``part`` of every expert's inner channels. If ``held`` names experts, load only these, whole."""
     inner, (start, stop) = config.intermediate_size, part
     num_inputs = 2 if config.activation == "silu_gated" else 1
@@ -102,6 +100,5 @@ def _stacked(
     down_part = Part(2, (part,))
     if held is not None:
         up_part = down_part = Part(0, ((held.start, held.stop),))
-    up = weights.take(prefix + names[0], (config.num_experts, num_inputs * inner, size), part=up_part)
-    down = weights.take(prefix + names[1], (config.num_experts, size, inner), part=down_part)
-    return list(up.unbind()), list(down.unbind())
+    up = weights.take_stack(prefix + names[0], (config.num_experts, num_inputs * inner, size), part=up_part)
+    return up, weights.take_stack(prefix + names[1], (config.num_experts, size, inner), part=down_part)

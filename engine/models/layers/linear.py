@@ -1,11 +1,11 @@
 """A linear layer, optionally followed by the activation of a feed-forward layer.
 
-On CPU in float32 the weight is packed for :mod:`kernels.linear.packed_linear` and kept only in that layout.
-Otherwise the weight stays as it was loaded, and torch multiplies. A quantised weight stays quantised on all
-devices (:mod:`kernels.linear.quantized_linear`).
+On CPU in float32 the weight is packed for :mod:`kernels.linear.packed_linear` and kept only in that layout,
+in a dtype of :mod:`engine.checkpoint.weight_dtype`. Otherwise the weight stays as it was loaded, and torch
+multiplies. A quantised weight stays quantised on all devices (:mod:`kernels.linear.quantized_linear`).
 
 If a row must have the same bits in every batch, torch does not multiply: on a GPU
-:mod:`kernels.linear.invariant_linear` does, and on a CPU the weight is packed in float32 for every dtype.
+:mod:`kernels.linear.invariant_linear` does, and on a CPU the weight is packed for every dtype.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.checkpoint.mixer_config import Activation
+from engine.checkpoint.weight_dtype import WeightDtype, narrowed
 from engine.checkpoint.weights import WHOLE, Part, Weights
 from kernels.linear.invariant_linear import invariant_linear
 from kernels.linear.packed_linear import PackedLinear
@@ -48,6 +49,7 @@ class Linear:
         *,
         scale: float | Tensor = 1.0,
         batch_invariant: bool = False,
+        weight_dtype: WeightDtype = "float32",
     ) -> None:
         self.out_features, self.in_features = weight.shape
         self.packed: PackedLinear | QuantizedLinear | None = None
@@ -60,11 +62,12 @@ class Linear:
             if weight.device.type != "cpu" or not is_packed:
                 self.weight = weight
                 return
-            weight = weight.float()
+            if weight.dtype != torch.float32:
+                weight, weight_dtype = weight.float(), "auto"
         if self.scale is not None:
             weight, bias = _scaled(weight, self.scale), None if bias is None else bias * self.scale
         if isinstance(weight, Tensor):
-            self.packed = PackedLinear.pack(weight, bias)
+            self.packed = PackedLinear.pack(narrowed(weight, weight_dtype), bias)
         else:
             self.packed = QuantizedLinear(weight, bias, batch_invariant=batch_invariant)
 
@@ -86,13 +89,9 @@ class Linear:
         """
         weight = weights.take_weight(name, (out_features, in_features), part=part)
         if not bias:
-            return cls(weight, scale=scale, batch_invariant=weights.batch_invariant)
-        return cls(
-            weight,
-            weights.take(f"{name}.bias", (out_features,), part=part if part.axis == 0 else WHOLE),
-            scale=scale,
-            batch_invariant=weights.batch_invariant,
-        )
+            return cls._kept(weights, weight, None, scale)
+        offset = weights.take(f"{name}.bias", (out_features,), part=part if part.axis == 0 else WHOLE)
+        return cls._kept(weights, weight, offset, scale)
 
     @classmethod
     def take_joined(
@@ -111,9 +110,26 @@ class Linear:
         taken = [weights.take_weight(name, (out, in_features), part=part) for name, out, part in layers]
         weight = joined(taken, weights.dtype)
         if not bias:
-            return cls(weight, scale=scale, batch_invariant=weights.batch_invariant)
+            return cls._kept(weights, weight, None, scale)
         biases = [weights.take(f"{name}.bias", (out,), part=part) for name, out, part in layers]
-        return cls(weight, torch.cat(biases), scale=scale, batch_invariant=weights.batch_invariant)
+        return cls._kept(weights, weight, torch.cat(biases), scale)
+
+    @classmethod
+    def _kept(
+        cls,
+        weights: Weights,
+        weight: Tensor | QuantizedWeight,
+        bias: Tensor | None,
+        scale: float | Tensor,
+    ) -> Linear:
+        """Make a layer that computes and keeps its weight as ``weights`` says."""
+        return cls(
+            weight,
+            bias,
+            scale=scale,
+            batch_invariant=weights.batch_invariant,
+            weight_dtype=weights.weight_dtype,
+        )
 
     def __call__(self, x: Tensor) -> Tensor:
         """Map ``[n, in]`` to ``[n, out]``."""

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.checkpoint.mixer_config import Activation, MlpConfig, MoeConfig
+from engine.checkpoint.weight_dtype import WeightDtype, narrowed
 from engine.checkpoint.weights import Weights
 from engine.memory.caches import LayerCaches
 from engine.models.batch import Batch
@@ -101,8 +102,10 @@ class Moe:
         self.sharing = tp.experts
         self.num_experts = config.num_experts
         up, down = load_experts(config, size, weights, prefix, tp, names.experts)
-        experts = _kind_of_experts(weights.device, (*up, *down))
-        self.experts = experts(up, down, config.activation, batch_invariant=weights.batch_invariant)
+        kind = _kind_of_experts(weights.device, (*up, *down))
+        if kind is GroupedExperts:
+            up, down = (_narrowed(stack, weights.weight_dtype) for stack in (up, down))
+        self.experts = kind(up, down, config.activation, batch_invariant=weights.batch_invariant)
 
     def forward(self, x: Tensor, batch: Batch, caches: LayerCaches) -> Tensor:
         """See :class:`engine.models.block.Mixer`."""
@@ -126,7 +129,7 @@ class Moe:
 
 
 class GroupedExperts:
-    """Experts for CPU in float32: one call multiplies the rows of all experts that have tokens."""
+    """Experts for CPU, computed in float32: one call multiplies the rows of all experts that have tokens."""
 
     def __init__(
         self, up: StoredWeights, down: StoredWeights, activation: Activation, *, batch_invariant: bool = False
@@ -258,6 +261,13 @@ def _kind_of_experts(
         return StackedExperts
     are_float32 = all(isinstance(weight, Tensor) and weight.dtype == torch.float32 for weight in weights)
     return GroupedExperts if are_float32 else LoopedExperts
+
+
+def _narrowed(weights: StoredWeights, weight_dtype: WeightDtype) -> list[Tensor]:
+    """Return the experts' weights in the dtype in which all of them are kept."""
+    kept = [narrowed(weight, weight_dtype) for weight in weights if isinstance(weight, Tensor)]
+    is_narrow = all(weight.dtype == torch.bfloat16 for weight in kept)
+    return kept if is_narrow else [weight.to(torch.float32) for weight in kept]
 
 
 def _stacked(weights: StoredWeights) -> Tensor | QuantizedExperts:

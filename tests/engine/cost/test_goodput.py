@@ -32,7 +32,7 @@ GPU = GpuSpeed(flops_per_s=1e12, bytes_per_s=1e11, link_bytes_per_s=1e10)
 
 @pytest.fixture(scope="module")
 def model() -> ModelConfig:
-    return read_config(Path(BUNDLED_MODEL))
+    return read_config(Path(BUNDLED_MODEL), weight_dtype="float32")  # as a GPU keeps them
 
 
 def test_lengths_have_their_mean_and_their_maximum():

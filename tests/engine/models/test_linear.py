@@ -46,6 +46,7 @@ def test_joined_layers_stand_one_behind_the_other(tmp_path):
     class Files:
         dtype = torch.float32
         batch_invariant = False
+        weight_dtype = "float32"
 
         def take_weight(self, layer, shape, *, part):
             return torch.full(shape, float(len(layer)))

@@ -1,4 +1,4 @@
-"""Float32 products on CPU: against float64, and the same bits for a row in every batch."""
+"""Products on CPU with weights in float32 and bfloat16: against float64, and a row's bits in every batch."""
 
 from __future__ import annotations
 
@@ -37,3 +37,20 @@ def test_a_row_has_the_same_bits_in_every_batch(num_inputs):
     alone = torch.cat([layer(row[None]) for row in x])
     for num_rows in (2, 6, 7, 8, 11, 12, 13, 31, 48, 49, 55, 130, MANY_ROWS):
         assert torch.equal(layer(x[:num_rows]), alone[:num_rows]), num_rows
+
+
+@pytest.mark.parametrize("num_inputs", [5, 256, 700, 2300])
+@pytest.mark.parametrize("relu_squared", [False, True], ids=["identity", "relu_squared"])
+def test_a_bfloat16_weight_takes_two_bytes_and_has_the_bits_of_its_float32(num_inputs, relu_squared):
+    weight, bias, x = layer_and_rows(num_inputs)
+    narrow = PackedLinear.pack(weight.bfloat16(), bias)
+    wide = PackedLinear.pack(weight.bfloat16().float(), bias)
+    assert 2 * narrow.panels.nbytes == wide.panels.nbytes
+    for num_rows in (1, 4, 6, 7, 8, 12, 31, 48, 49, MANY_ROWS):
+        rows = x[:num_rows]
+        assert torch.equal(narrow(rows, relu_squared=relu_squared), wide(rows, relu_squared=relu_squared))
+
+
+def test_not_a_number_and_infinity_stay_what_they_are_in_bfloat16():
+    weight = torch.tensor([[float("nan")] * 4, [float("inf")] * 4, [-float("inf")] * 4]).bfloat16()
+    assert str(PackedLinear.pack(weight, None)(torch.ones(1, 4))[0].tolist()) == "[nan, inf, -inf]"

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels.linear.quantized_weight import FP8, QuantizedWeight, join
+from kernels.linear.quantized_weight import FP8, QuantizedWeight, join, quantized_by_rows
 from testing.kernels.quantized_weights import BLOCKS, random_weight
 
 RANGES = [[(0, 12)], [(12, 24)], [(8, 16), (32, 40)], [(0, 7), (13, 50)], [(40, 50), (0, 10)], [(0, 50)]]
@@ -71,3 +71,15 @@ def test_every_fp8_code_is_its_value():
     codes = torch.arange(256, dtype=torch.uint8).view(1, 256).view(FP8)
     one = QuantizedWeight(codes, torch.ones(1, 1), 1, 256)
     torch.testing.assert_close(one.dequantized()[0], codes[0].float(), equal_nan=True, rtol=0, atol=0)
+
+
+def test_a_row_is_rounded_to_int8_by_its_largest_weight():
+    weight = torch.randn(9, 30, dtype=torch.float64).float()
+    weight[3] = 0
+    weight[4, 7] = -50
+    found = quantized_by_rows(weight)
+    assert (found.values.dtype, tuple(found.scales.shape), found.block_columns) == (torch.int8, (9, 1), 30)
+    error = (found.dequantized() - weight).abs()
+    assert (error <= 0.5001 * found.scales).all()
+    assert found.values[4, 7] == -127
+    assert torch.equal(found.dequantized()[3], torch.zeros(30))

@@ -11,13 +11,14 @@ from kernels.moe.packed_experts import GroupedRows, PackedExperts
 NUM_EXPERTS, OUTPUTS = 5, 70
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("relu_squared", [False, True], ids=["identity", "relu_squared"])
 @pytest.mark.parametrize(
     ("num_tokens", "k", "size"), [(1, 3, 20), (9, 2, 300), (60, 2, 2300)], ids=["few", "parts", "segments"]
 )
-def test_each_pair_has_the_bits_of_its_expert_alone(num_tokens, k, size, relu_squared):
+def test_each_pair_has_the_bits_of_its_expert_alone(num_tokens, k, size, relu_squared, dtype):
     generator = torch.Generator().manual_seed(size)
-    weights = torch.randn(NUM_EXPERTS, OUTPUTS, size, generator=generator) / size**0.5
+    weights = (torch.randn(NUM_EXPERTS, OUTPUTS, size, generator=generator) / size**0.5).to(dtype)
     x = torch.randn(num_tokens, size + 1, generator=generator)[:, :size]
     # Half of all pairs go to expert 2. Some go to an expert that this rank does not have.
     ids = torch.randint(NUM_EXPERTS + 1, (num_tokens, k), generator=generator)

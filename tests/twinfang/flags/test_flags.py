@@ -126,6 +126,7 @@ def test_defaults_are_those_of_the_configuration_classes():
     }
     for flag, name in (
         (table.DTYPE, "dtype"),
+        (table.WEIGHT_DTYPE, "weight_dtype"),
         (table.DEVICE, "device"),
         (table.MAX_MODEL_LEN, "max_model_len"),
         (table.MAX_NUM_SEQS, "max_num_seqs"),

@@ -79,7 +79,7 @@ Refuses pools of one model that could not read each other's state. Without this 
 themselves (--local-prefill), and prefill servers would do nothing. Takes the model's root context.
 */}}
 {{- define "twinfang.sameFlagsChecks" -}}
-{{- $names := list "dtype" "block-size" "kv-cache-dtype" "mamba-ssm-cache-dtype" "enable-mamba-cache-stochastic-rounding" "batch-invariant" -}}
+{{- $names := list "dtype" "weight-dtype" "block-size" "kv-cache-dtype" "mamba-ssm-cache-dtype" "enable-mamba-cache-stochastic-rounding" "batch-invariant" -}}
 {{- $common := .Values.poolDefaults.flags | default dict -}}
 {{- $first := dict -}}
 {{- range $key := list "prefillPools" "decodePools" -}}
