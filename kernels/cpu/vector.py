@@ -19,7 +19,7 @@ for bfloat16 and uint8 for float8_e4m3fn: loads widen them, and stores round to 
 | `load_3(array, index)`, `load_4(array, index)` | 3 or 4 vectors; their elements alternate in memory |
 | `store_3(array, index, a, b, c)` | three vectors, so that their elements alternate |
 | `load_number(array, index)`, `store_number(array, index, number)` | one element |
-| `prefetch(array, index)` | fetch the element's cache line; the index may be out of bounds |
+| `prefetch(array, index)` | fetch the element's line to the second-level cache; may be out of bounds |
 | `splat(number)`, `broadcast(array, index)` | a vector with the number, or the element, in all lanes |
 | `add`, `subtract`, `multiply`, `divide`, `multiply_add(a, b, c)` = a b + c | lane by lane |
 | `multiply_add_number(a, b, c)` | a b + c of numbers, rounded once in every compilation of a loop |
