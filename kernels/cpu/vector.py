@@ -21,7 +21,8 @@ for bfloat16 and uint8 for float8_e4m3fn: loads widen them, and stores round to 
 | `load_number(array, index)`, `store_number(array, index, number)` | one element |
 | `prefetch(array, index)` | fetch the element's line to the second-level cache; may be out of bounds |
 | `splat(number)`, `broadcast(array, index)` | a vector with the number, or the element, in all lanes |
-| `add`, `subtract`, `multiply`, `divide`, `multiply_add(a, b, c)` = a b + c | lane by lane |
+| `add`, `subtract`, `multiply`, `divide` | lane by lane |
+| `multiply_add(a, b, c)` | a b + c, lane by lane, rounded once in every compilation |
 | `multiply_add_number(a, b, c)` | a b + c of numbers, rounded once in every compilation of a loop |
 | `maximum(a, b)` | lane by lane; b if either is NaN |
 | `exponential(vector)` | `exp_f32`, lane by lane |

@@ -1,8 +1,8 @@
 """The operators of :mod:`kernels.cpu.vector`, as LLVM instructions on one vector register.
 
 This module is imported when the first kernel is compiled, since it needs numba. The compiler may contract
-products and sums into FMA, but may change nothing else: NaN and infinity keep their meaning, and sums keep
-their order.
+products and sums that are written apart into FMA, but may change nothing else: NaN and infinity keep their
+meaning, and sums keep their order.
 """
 
 from __future__ import annotations
@@ -135,8 +135,8 @@ def prefetch(typing_context, array, index):
         kind = ir.FunctionType(ir.VoidType(), [ir.IntType(8).as_pointer(), *[ir.IntType(32)] * 3])
         call = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
         place = builder.bitcast(_place(context, builder, signature.args, values), kind.args[0])
-        # To the second-level cache: the first one has only some twenty lines under way, which is two thirds of
-        # what a core can read from memory.
+        # To the second-level cache: the first one has only some twenty lines under way, two thirds of what a
+        # core can read from memory.
         for_reading, second_level, data = (ir.Constant(ir.IntType(32), n) for n in (0, 2, 1))
         builder.call(call, [place, for_reading, second_level, data])
         return context.get_dummy_value()
@@ -169,7 +169,11 @@ def multiply_add_number(typing_context, a, b, c):
 
 
 def _multiply_add(builder, a, b, c):
-    return builder.fadd(builder.fmul(a, b, flags=_CONTRACT), c, flags=_CONTRACT)
+    """Round once, always: a contracted product and sum stay apart where branches share the product."""
+    fma = cgutils.get_or_insert_function(
+        builder.module, ir.FunctionType(_FLOATS, [_FLOATS] * 3), f"llvm.fma.v{LANES}f32"
+    )
+    return builder.call(fma, [a, b, c])
 
 
 def _larger(builder, a, b):
