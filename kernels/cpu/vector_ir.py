@@ -132,16 +132,21 @@ def splat(typing_context, number):
 @intrinsic
 def prefetch(typing_context, array, index):
     def generate(context, builder, signature, values):
-        kind = ir.FunctionType(ir.VoidType(), [ir.IntType(8).as_pointer(), *[ir.IntType(32)] * 3])
-        call = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
-        place = builder.bitcast(_place(context, builder, signature.args, values), kind.args[0])
-        # To the second-level cache: the first one has only some twenty lines under way, two thirds of what a
-        # core can read from memory.
-        for_reading, second_level, data = (ir.Constant(ir.IntType(32), n) for n in (0, 2, 1))
-        builder.call(call, [place, for_reading, second_level, data])
+        _prefetch(builder, _place(context, builder, signature.args, values))
         return context.get_dummy_value()
 
     return types.none(array, index), generate
+
+
+def _prefetch(builder, place):
+    """Fetch to the second-level cache.
+
+    The first one has only some twenty lines under way, two thirds of what a core can read from memory.
+    """
+    kind = ir.FunctionType(ir.VoidType(), [ir.IntType(8).as_pointer(), *[ir.IntType(32)] * 3])
+    call = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+    for_reading, second_level, data = (ir.Constant(ir.IntType(32), n) for n in (0, 2, 1))
+    builder.call(call, [builder.bitcast(place, kind.args[0]), for_reading, second_level, data])
 
 
 @intrinsic
@@ -291,10 +296,12 @@ def _row_places(context, builder, numba_types, values):
 
 
 @intrinsic
-def dot_rows(typing_context, a, a_index, b, b_index, b_stride, depth):
+def dot_rows(typing_context, a, a_index, b, b_index, b_stride, depth, ahead, begin, end):
     def generate(context, builder, signature, values):
-        array, index, *rows, depth = zip(signature.args, values, strict=True)
-        depth = context.cast(builder, depth[1], depth[0], types.intp)
+        array, index, *rows, depth, ahead, begin, end = zip(signature.args, values, strict=True)
+        depth, ahead, begin, end = (
+            context.cast(builder, value, kind, types.intp) for kind, value in (depth, ahead, begin, end)
+        )
         first = context.cast(builder, index[1], index[0], types.intp)
         places = _row_places(context, builder, *zip(*rows, strict=True))
         zero = _constant(0.0)
@@ -303,13 +310,18 @@ def dot_rows(typing_context, a, a_index, b, b_index, b_stride, depth):
         with cgutils.for_range_slice(builder, ir.Constant(_WORD, 0), depth, step, _WORD) as (d, _):
             place = _place(context, builder, (array[0], types.intp), (array[1], builder.add(first, d)))
             x = _read(builder, place)
+            fetches = builder.and_(builder.icmp_signed("<=", begin, d), builder.icmp_signed("<", d, end))
+            with builder.if_then(fetches):
+                for row in places:
+                    element = builder.bitcast(row, row.type.pointee.element.as_pointer())
+                    _prefetch(builder, builder.gep(element, [builder.add(d, ahead)]))
             for row, total in zip(places, sums, strict=True):
                 element = builder.bitcast(row, row.type.pointee.element.as_pointer())
                 y = _read(builder, builder.bitcast(builder.gep(element, [d]), row.type))
                 builder.store(_multiply_add(builder, x, y, builder.load(total)), total)
         return _folded_rows(builder, [builder.load(total) for total in sums])
 
-    return VECTOR(a, a_index, b, b_index, b_stride, depth), generate
+    return VECTOR(a, a_index, b, b_index, b_stride, depth, ahead, begin, end), generate
 
 
 @intrinsic
