@@ -139,10 +139,7 @@ def prefetch(typing_context, array, index):
 
 
 def _prefetch(builder, place):
-    """Fetch to the second-level cache.
-
-    The first one has only some twenty lines under way, two thirds of what a core can read from memory.
-    """
+    # To the second-level cache: only some twenty lines are under way to the first one, too few for memory.
     kind = ir.FunctionType(ir.VoidType(), [ir.IntType(8).as_pointer(), *[ir.IntType(32)] * 3])
     call = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
     for_reading, second_level, data = (ir.Constant(ir.IntType(32), n) for n in (0, 2, 1))
@@ -175,9 +172,8 @@ def multiply_add_number(typing_context, a, b, c):
 
 def _multiply_add(builder, a, b, c):
     """Round once, always: a contracted product and sum stay apart where branches share the product."""
-    fma = cgutils.get_or_insert_function(
-        builder.module, ir.FunctionType(_FLOATS, [_FLOATS] * 3), f"llvm.fma.v{LANES}f32"
-    )
+    signature = ir.FunctionType(_FLOATS, [_FLOATS] * 3)
+    fma = cgutils.get_or_insert_function(builder.module, signature, f"llvm.fma.v{LANES}f32")
     return builder.call(fma, [a, b, c])
 
 
@@ -299,25 +295,22 @@ def _row_places(context, builder, numba_types, values):
 def dot_rows(typing_context, a, a_index, b, b_index, b_stride, depth, ahead, begin, end):
     def generate(context, builder, signature, values):
         array, index, *rows, depth, ahead, begin, end = zip(signature.args, values, strict=True)
-        depth, ahead, begin, end = (
-            context.cast(builder, value, kind, types.intp) for kind, value in (depth, ahead, begin, end)
-        )
+        words = [context.cast(builder, word, kind, types.intp) for kind, word in (depth, ahead, begin, end)]
+        depth, ahead, begin, end = words
         first = context.cast(builder, index[1], index[0], types.intp)
         places = _row_places(context, builder, *zip(*rows, strict=True))
-        zero = _constant(0.0)
-        sums = [cgutils.alloca_once_value(builder, zero) for _ in range(LANES)]
+        elements = [builder.bitcast(row, row.type.pointee.element.as_pointer()) for row in places]
+        sums = [cgutils.alloca_once_value(builder, _constant(0.0)) for _ in range(LANES)]
         step = ir.Constant(_WORD, LANES)
         with cgutils.for_range_slice(builder, ir.Constant(_WORD, 0), depth, step, _WORD) as (d, _):
             place = _place(context, builder, (array[0], types.intp), (array[1], builder.add(first, d)))
             x = _read(builder, place)
             fetches = builder.and_(builder.icmp_signed("<=", begin, d), builder.icmp_signed("<", d, end))
             with builder.if_then(fetches):
-                for row in places:
-                    element = builder.bitcast(row, row.type.pointee.element.as_pointer())
+                for element in elements:
                     _prefetch(builder, builder.gep(element, [builder.add(d, ahead)]))
-            for row, total in zip(places, sums, strict=True):
-                element = builder.bitcast(row, row.type.pointee.element.as_pointer())
-                y = _read(builder, builder.bitcast(builder.gep(element, [d]), row.type))
+            for element, total in zip(elements, sums, strict=True):
+                y = _read(builder, builder.bitcast(builder.gep(element, [d]), places[0].type))
                 builder.store(_multiply_add(builder, x, y, builder.load(total)), total)
         return _folded_rows(builder, [builder.load(total) for total in sums])
 
