@@ -3,6 +3,7 @@
 | device | a contender's turn |
 |---|---|
 | CPU | calls for a third of a millisecond; one thread's in CPU time, more on the wall |
+| CPU, replayed | our op in a graph of calls on all sets, as decode steps replay it |
 | GPU | a graph between two events: a launch costs what it costs in a served step |
 
 Calls use sets of operands one after the other, so that no call finds its operands in a cache that a step of
@@ -21,6 +22,7 @@ import torch
 
 from benchmarks.kernels.cases.case import Call
 from benchmarks.steps.machine_rates import cpu_clock
+from kernels.cpu.graph import CpuGraph
 
 MAX_SETS = 64
 MAX_ROTATED_BYTES = 512 << 20
@@ -67,6 +69,27 @@ def cpu_turn(calls: Sequence[Call]) -> Turn:
         for call in itertools.islice(rounds, num_calls):
             call()
         return (clock() - start) / num_calls
+
+    return turn
+
+
+def replayed_turn(calls: Sequence[Call]) -> Turn:
+    """Returns a turn that replays recorded calls for at least as long as the turns of other contenders."""
+    clock = cpu_clock()
+    for call in calls[:2]:
+        call()
+    graph = CpuGraph()
+    with graph.record():
+        outputs = [call() for call in calls]
+    start = clock()
+    graph.replay()
+    replays = 1 + int(MIN_TURN_S / max(clock() - start, 1e-9))
+
+    def turn() -> float:
+        start = clock()
+        for _ in range(replays):
+            graph.replay()
+        return (clock() - start) / (replays * len(outputs))
 
     return turn
 

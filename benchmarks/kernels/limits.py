@@ -8,6 +8,7 @@
 
 A copy's bytes are those read plus those written; they come from a cache if the operands would. A read is the
 limit of ops that write almost nothing. Sizes are rounded up to a power of two, so that only few are measured.
+On a CPU the buffers are on huge pages, as pools are.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from benchmarks.kernels.cases.work import Work
 from benchmarks.kernels.clock import MAX_ROTATED_BYTES, MAX_SETS, cpu_turn, gpu_turn, take_turns
 from benchmarks.steps.machine_rates import measured_bytes_per_s, measured_flops_per_s
 from engine.models.layers.linear import Linear
+from kernels.cpu.host_memory import host_empty
 from kernels.cpu.jit import as_array, cpu_jit
 
 BUDGET_S = 0.1
@@ -149,7 +151,7 @@ def _sum(a, sums, repeats):
 def _copy_s(size: int) -> float:
     """Returns the seconds of a copy that reads and writes ``size / 2`` bytes: the faster of torch's and the
     loop's."""
-    a, b = torch.randn(size // 8), torch.zeros(size // 8)
+    a, b = (host_empty(size // 8).normal_() for _ in range(2))
     arrays = as_array(a), as_array(b)
     repeats = max(1, (1 << 20) // size)
     seconds = take_turns(
@@ -164,7 +166,7 @@ def _copy_s(size: int) -> float:
 
 def _sum_s(size: int) -> float:
     """Returns the seconds of a sum of ``size`` bytes, again the faster one."""
-    a, sums = torch.randn(size // 4), torch.zeros(8)
+    a, sums = host_empty(size // 4).normal_(), torch.zeros(8)
     arrays = as_array(a), as_array(sums)
     repeats = max(1, (1 << 20) // size)
     seconds = take_turns(

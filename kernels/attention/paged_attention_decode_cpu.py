@@ -5,11 +5,12 @@ goes through the row's blocks in place, 64 tokens at a time, with an online soft
 
     scores  s = q . k, one vector of tokens (a group) at a time: each lane sums its token's dims
     softmax m' = max(m, max s), p = exp(s - m'), l' = l exp(m - m') + sum p
-    values  acc' = acc exp(m - m') + p V, two queries by two vectors of acc in registers    out = acc / l
+    values  acc' = acc exp(m - m') + p V, three queries by two vectors of acc in registers    out = acc / l
 
 A group's keys and values stay in the first-level cache until all queries have used them. Rows leave the
 caches between two steps, and blocks are scattered: the core's own prefetchers help only inside a block. So
-each step prefetches the next one's groups, in small shares between its products.
+each step prefetches the next one's groups, a few lines between its products: more at once would wait for one
+another, and the products for them.
 
 Groups that are not adjacent vectors of float32 (e4m3 caches, small blocks, odd head dims) are first copied,
 64 tokens at a time, as float32 rows of whole vectors. A token's score may be computed although a query does
@@ -53,22 +54,16 @@ _ZERO, _ONE, _NEGATIVE_INFINITY = np.float32(0), np.float32(1), np.float32(-np.i
 
 
 @cpu_jit
-def _prefetch_share(cache, place, size, i, shares):
-    """Prefetch share i of a group's ``size`` elements."""
-    for d in range(size * i // shares // lanes() * lanes(), size * (i + 1) // shares, lanes()):
-        prefetch(cache, place + d)
-
-
-@cpu_jit
 def _score(queries, width, num_queries, keys, places, stride, count, scores, ahead, num_ahead):
     """Compute ``scores[i * 64 + t] = query i . key t`` for ``count`` tokens, rounded up to whole groups."""
     w = lanes()
+    share = (width // w + num_queries - 1) // num_queries * w  # columns that are prefetched beside a query
     for t in range(0, count, w):
         g = t // w
+        fetched, distance = share if g < num_ahead else 0, ahead[g] - places[g]
         for i in range(num_queries):
-            if g < num_ahead:
-                _prefetch_share(keys, ahead[g], w * stride, i, num_queries)
-            row = dot_rows(queries, i * width, keys, places[g], stride, width)
+            begin, end = i * fetched, (i + 1) * fetched
+            row = dot_rows(queries, i * width, keys, places[g], stride, width, distance, begin, end)
             store(scores, i * _STEP_TOKENS + t, row)
 
 
@@ -103,10 +98,11 @@ def _weigh(scores, lives, first, count, highest, total, acc, width):
 
 
 @cpu_jit
-def _add_pair(weights, p0, p1, n0, n1, values, v, stride, acc, a, width):
+def _add_pair(weights, p0, p1, n0, n1, values, v, stride, acc, a, width, distance):
     """Add a group's values to the sums of two queries, ``acc[a:]`` and ``acc[a + width:]``.
 
     The queries see n0 and n1 >= n0 tokens. Even tokens are added in one chain, odd tokens in another.
+    Unless it is 0, the values at this distance are prefetched meanwhile.
     """
     w = lanes()
     for d in range(0, width, 2 * w):
@@ -115,11 +111,17 @@ def _add_pair(weights, p0, p1, n0, n1, values, v, stride, acc, a, width):
         b00, b01, b10, b11 = splat(_ZERO), splat(_ZERO), splat(_ZERO), splat(_ZERO)
         t, u = 0, v + d
         while t + 2 <= n0:
+            if distance != 0:
+                prefetch(values, u + distance)
+                prefetch(values, u + w + distance)
             v0, v1 = load(values, u), load(values, u + w)
             x0, x1 = broadcast(weights, p0 + t), broadcast(weights, p1 + t)
             a00, a01 = multiply_add(x0, v0, a00), multiply_add(x0, v1, a01)
             a10, a11 = multiply_add(x1, v0, a10), multiply_add(x1, v1, a11)
             u += stride
+            if distance != 0:
+                prefetch(values, u + distance)
+                prefetch(values, u + w + distance)
             v0, v1 = load(values, u), load(values, u + w)
             x0, x1 = broadcast(weights, p0 + t + 1), broadcast(weights, p1 + t + 1)
             b00, b01 = multiply_add(x0, v0, b00), multiply_add(x0, v1, b01)
@@ -127,6 +129,9 @@ def _add_pair(weights, p0, p1, n0, n1, values, v, stride, acc, a, width):
             u += stride
             t += 2
         while t < n1:
+            if distance != 0:
+                prefetch(values, u + distance)
+                prefetch(values, u + w + distance)
             v0, v1 = load(values, u), load(values, u + w)
             x0, x1 = broadcast(weights, p0 + t), broadcast(weights, p1 + t)
             if t < n0:  # the last of an odd number
@@ -144,18 +149,78 @@ def _add_pair(weights, p0, p1, n0, n1, values, v, stride, acc, a, width):
 
 
 @cpu_jit
+def _add_three(weights, p, count, values, v, stride, acc, a, width, distance):
+    """Like :func:`_add_pair`, in the same order, for three queries that see all ``count`` tokens."""
+    w = lanes()
+    p1, p2 = p + _STEP_TOKENS, p + 2 * _STEP_TOKENS
+    for d in range(0, width, 2 * w):
+        o0, o1, o2 = a + d, a + width + d, a + 2 * width + d
+        a00, a01, a10, a11 = load(acc, o0), load(acc, o0 + w), load(acc, o1), load(acc, o1 + w)
+        a20, a21 = load(acc, o2), load(acc, o2 + w)
+        b00, b01, b10, b11 = splat(_ZERO), splat(_ZERO), splat(_ZERO), splat(_ZERO)
+        b20, b21 = splat(_ZERO), splat(_ZERO)
+        t, u = 0, v + d
+        while t + 2 <= count:
+            if distance != 0:
+                prefetch(values, u + distance)
+                prefetch(values, u + w + distance)
+            v0, v1 = load(values, u), load(values, u + w)
+            x0, x1, x2 = broadcast(weights, p + t), broadcast(weights, p1 + t), broadcast(weights, p2 + t)
+            a00, a01 = multiply_add(x0, v0, a00), multiply_add(x0, v1, a01)
+            a10, a11 = multiply_add(x1, v0, a10), multiply_add(x1, v1, a11)
+            a20, a21 = multiply_add(x2, v0, a20), multiply_add(x2, v1, a21)
+            u += stride
+            if distance != 0:
+                prefetch(values, u + distance)
+                prefetch(values, u + w + distance)
+            v0, v1 = load(values, u), load(values, u + w)
+            x0, x1 = broadcast(weights, p + t + 1), broadcast(weights, p1 + t + 1)
+            x2 = broadcast(weights, p2 + t + 1)
+            b00, b01 = multiply_add(x0, v0, b00), multiply_add(x0, v1, b01)
+            b10, b11 = multiply_add(x1, v0, b10), multiply_add(x1, v1, b11)
+            b20, b21 = multiply_add(x2, v0, b20), multiply_add(x2, v1, b21)
+            u += stride
+            t += 2
+        if t < count:
+            if distance != 0:
+                prefetch(values, u + distance)
+                prefetch(values, u + w + distance)
+            v0, v1 = load(values, u), load(values, u + w)
+            x0, x1, x2 = broadcast(weights, p + t), broadcast(weights, p1 + t), broadcast(weights, p2 + t)
+            a00, a01 = multiply_add(x0, v0, a00), multiply_add(x0, v1, a01)
+            a10, a11 = multiply_add(x1, v0, a10), multiply_add(x1, v1, a11)
+            a20, a21 = multiply_add(x2, v0, a20), multiply_add(x2, v1, a21)
+        store(acc, o0, add(a00, b00))
+        store(acc, o0 + w, add(a01, b01))
+        store(acc, o1, add(a10, b10))
+        store(acc, o1 + w, add(a11, b11))
+        store(acc, o2, add(a20, b20))
+        store(acc, o2 + w, add(a21, b21))
+
+
+@cpu_jit
 def _add_values(weights, lives, first, count, values, places, stride, acc, width, ahead, num_ahead):
-    """Add the values of ``count`` tokens from ``first`` on to the sums of all queries, two at a time."""
+    """Add the values of ``count`` tokens from ``first`` on to the sums of all queries, up to three at a time.
+
+    Later queries of a row see more tokens, so three that start with one which sees the whole group all do.
+    """
     w, num_queries = lanes(), lives.shape[0]
     for t in range(0, count, w):
         g, left = t // w, min(w, count - t)
-        for i in range(0, num_queries, 2):
-            if g < num_ahead:
-                _prefetch_share(values, ahead[g], w * stride, i // 2, (num_queries + 1) // 2)
-            n0 = max(0, min(left, lives[i] - first - t))
-            n1 = n0 if i + 1 == num_queries else max(0, min(left, lives[i + 1] - first - t))
-            p = i * _STEP_TOKENS + t
-            _add_pair(weights, p, p + _STEP_TOKENS, n0, n1, values, places[g], stride, acc, i * width, width)
+        i = 0
+        while i < num_queries:
+            p, n0, remaining = i * _STEP_TOKENS + t, max(0, min(left, lives[i] - first - t)), num_queries - i
+            together = 3 if n0 == left and remaining >= 3 and remaining != 4 else min(2, remaining)
+            distance = ahead[g] - places[g] if i == 0 and g < num_ahead else 0
+            if together == 3:
+                _add_three(weights, p, left, values, places[g], stride, acc, i * width, width, distance)
+            else:
+                n1 = n0 if together == 1 else max(0, min(left, lives[i + 1] - first - t))
+                _add_pair(
+                    weights, p, p + _STEP_TOKENS, n0, n1, values, places[g], stride, acc, i * width, width,
+                    distance,
+                )  # fmt: skip
+            i += together
 
 
 @cpu_jit
@@ -254,7 +319,7 @@ def _attend_rows(
     num_positions, num_heads, kv_heads, block_size, head_dim = shape
     heads_per_kv, w = num_heads // kv_heads, lanes()
     num_queries = num_positions * heads_per_kv
-    room = (num_queries + 1) // 2 * 2
+    room = num_queries + 1  # a query that is added alone has unused room beside it
     width = (head_dim + 2 * w - 1) // (2 * w) * 2 * w
     is_direct = is_narrow == 0 and head_dim == width and block_size % w == 0
     queries, acc = aligned(room * width), aligned(room * width)

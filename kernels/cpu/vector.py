@@ -19,9 +19,10 @@ for bfloat16 and uint8 for float8_e4m3fn: loads widen them, and stores round to 
 | `load_3(array, index)`, `load_4(array, index)` | 3 or 4 vectors; their elements alternate in memory |
 | `store_3(array, index, a, b, c)` | three vectors, so that their elements alternate |
 | `load_number(array, index)`, `store_number(array, index, number)` | one element |
-| `prefetch(array, index)` | fetch the element's cache line; the index may be out of bounds |
+| `prefetch(array, index)` | fetch the element's line to the second-level cache; may be out of bounds |
 | `splat(number)`, `broadcast(array, index)` | a vector with the number, or the element, in all lanes |
-| `add`, `subtract`, `multiply`, `divide`, `multiply_add(a, b, c)` = a b + c | lane by lane |
+| `add`, `subtract`, `multiply`, `divide` | lane by lane |
+| `multiply_add(a, b, c)` | a b + c, lane by lane, rounded once in every compilation |
 | `multiply_add_number(a, b, c)` | a b + c of numbers, rounded once in every compilation of a loop |
 | `maximum(a, b)` | lane by lane; b if either is NaN |
 | `exponential(vector)` | `exp_f32`, lane by lane |
@@ -31,8 +32,11 @@ for bfloat16 and uint8 for float8_e4m3fn: loads widen them, and stores round to 
 | `rounded(pool, vector, is_stochastic, key, element, stride)` | the vector rounded as the pool stores it |
 | `rounded_number(pool, number, is_stochastic, key, element)` | the same for one number |
 | `row_sums(array, index)` | lane i: the sum of the i-th of lanes() adjacent vectors |
-| `dot_rows(a, index, b, index, row_stride, depth)` | lane i: a . row i of b; depth is a multiple of lanes() |
+| `dot_rows(a, index, b, index, row_stride, depth, ahead, begin, end)` | lane i: a . row i of b; see below |
 | `transpose(source, index, row_stride, target, index, row_stride)` | a block of lanes() by lanes() |
+
+The depth of `dot_rows` is a multiple of lanes(). Meanwhile it prefetches what is `ahead` elements after
+columns `begin : end` of b's rows.
 """
 
 from __future__ import annotations

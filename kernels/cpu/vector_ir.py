@@ -1,8 +1,8 @@
 """The operators of :mod:`kernels.cpu.vector`, as LLVM instructions on one vector register.
 
 This module is imported when the first kernel is compiled, since it needs numba. The compiler may contract
-products and sums into FMA, but may change nothing else: NaN and infinity keep their meaning, and sums keep
-their order.
+products and sums that are written apart into FMA, but may change nothing else: NaN and infinity keep their
+meaning, and sums keep their order.
 """
 
 from __future__ import annotations
@@ -132,14 +132,18 @@ def splat(typing_context, number):
 @intrinsic
 def prefetch(typing_context, array, index):
     def generate(context, builder, signature, values):
-        kind = ir.FunctionType(ir.VoidType(), [ir.IntType(8).as_pointer(), *[ir.IntType(32)] * 3])
-        call = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
-        place = builder.bitcast(_place(context, builder, signature.args, values), kind.args[0])
-        for_reading, in_all_caches, data = (ir.Constant(ir.IntType(32), n) for n in (0, 3, 1))
-        builder.call(call, [place, for_reading, in_all_caches, data])
+        _prefetch(builder, _place(context, builder, signature.args, values))
         return context.get_dummy_value()
 
     return types.none(array, index), generate
+
+
+def _prefetch(builder, place):
+    # To the second-level cache: only some twenty lines are under way to the first one, too few for memory.
+    kind = ir.FunctionType(ir.VoidType(), [ir.IntType(8).as_pointer(), *[ir.IntType(32)] * 3])
+    call = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+    for_reading, second_level, data = (ir.Constant(ir.IntType(32), n) for n in (0, 2, 1))
+    builder.call(call, [builder.bitcast(place, kind.args[0]), for_reading, second_level, data])
 
 
 @intrinsic
@@ -167,7 +171,10 @@ def multiply_add_number(typing_context, a, b, c):
 
 
 def _multiply_add(builder, a, b, c):
-    return builder.fadd(builder.fmul(a, b, flags=_CONTRACT), c, flags=_CONTRACT)
+    """Round once, always: a contracted product and sum stay apart where branches share the product."""
+    signature = ir.FunctionType(_FLOATS, [_FLOATS] * 3)
+    fma = cgutils.get_or_insert_function(builder.module, signature, f"llvm.fma.v{LANES}f32")
+    return builder.call(fma, [a, b, c])
 
 
 def _larger(builder, a, b):
@@ -285,25 +292,29 @@ def _row_places(context, builder, numba_types, values):
 
 
 @intrinsic
-def dot_rows(typing_context, a, a_index, b, b_index, b_stride, depth):
+def dot_rows(typing_context, a, a_index, b, b_index, b_stride, depth, ahead, begin, end):
     def generate(context, builder, signature, values):
-        array, index, *rows, depth = zip(signature.args, values, strict=True)
-        depth = context.cast(builder, depth[1], depth[0], types.intp)
+        array, index, *rows, depth, ahead, begin, end = zip(signature.args, values, strict=True)
+        words = [context.cast(builder, word, kind, types.intp) for kind, word in (depth, ahead, begin, end)]
+        depth, ahead, begin, end = words
         first = context.cast(builder, index[1], index[0], types.intp)
         places = _row_places(context, builder, *zip(*rows, strict=True))
-        zero = _constant(0.0)
-        sums = [cgutils.alloca_once_value(builder, zero) for _ in range(LANES)]
+        elements = [builder.bitcast(row, row.type.pointee.element.as_pointer()) for row in places]
+        sums = [cgutils.alloca_once_value(builder, _constant(0.0)) for _ in range(LANES)]
         step = ir.Constant(_WORD, LANES)
         with cgutils.for_range_slice(builder, ir.Constant(_WORD, 0), depth, step, _WORD) as (d, _):
             place = _place(context, builder, (array[0], types.intp), (array[1], builder.add(first, d)))
             x = _read(builder, place)
-            for row, total in zip(places, sums, strict=True):
-                element = builder.bitcast(row, row.type.pointee.element.as_pointer())
-                y = _read(builder, builder.bitcast(builder.gep(element, [d]), row.type))
+            fetches = builder.and_(builder.icmp_signed("<=", begin, d), builder.icmp_signed("<", d, end))
+            with builder.if_then(fetches):
+                for element in elements:
+                    _prefetch(builder, builder.gep(element, [builder.add(d, ahead)]))
+            for element, total in zip(elements, sums, strict=True):
+                y = _read(builder, builder.bitcast(builder.gep(element, [d]), places[0].type))
                 builder.store(_multiply_add(builder, x, y, builder.load(total)), total)
         return _folded_rows(builder, [builder.load(total) for total in sums])
 
-    return VECTOR(a, a_index, b, b_index, b_stride, depth), generate
+    return VECTOR(a, a_index, b, b_index, b_stride, depth, ahead, begin, end), generate
 
 
 @intrinsic

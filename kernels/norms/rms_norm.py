@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from kernels.cpu.jit import as_array, cpu_jit
-from kernels.cpu.vector import lanes, load, multiply, multiply_add, splat, store, sum_of
+from kernels.cpu.vector import lanes, load, multiply, multiply_add, prefetch, splat, store, sum_of
 from kernels.gpu.strides import adjacent
 from kernels.gpu.triton_jit import tl, triton, triton_jit
 
@@ -145,7 +145,10 @@ def _add_rms_norm_cpu(x, residual, weight, eps, scale, y, total, begin, end):
     whole = hidden_size - hidden_size % w
     for i in range(begin, end):
         o = i * hidden_size
+        ahead = min(i + 1, end - 1) * hidden_size  # fetched now, since norm_row reads nothing new
         for j in range(0, whole, w):
+            prefetch(x, ahead + j)
+            prefetch(residual, ahead + j)
             store(total, o + j, multiply_add(load(x, o + j), factor, load(residual, o + j)))
         for j in range(whole, hidden_size):
             total[o + j] = residual[o + j] + x[o + j] * scale

@@ -25,6 +25,7 @@ from kernels.cpu.vector import (
     load_4,
     multiply_add,
     multiply_add_number,
+    prefetch,
     silu,
     store,
     store_3,
@@ -52,7 +53,9 @@ def _by_tap(weight, num_taps, num_channels, taps):
 
 
 @cpu_jit
-def _convolve_4(x, first, token_stride, taps, bias, state, old, new, num_channels, num_positions, y, out):
+def _convolve_4(
+    x, first, token_stride, taps, bias, state, old, new, ahead, num_channels, num_positions, y, out
+):  # fmt: skip
     """Convolve a row with 4 taps; return how many channels, whole vectors, are done.
 
     The 3 inputs before the row are adjacent for each channel, from ``state[old]`` on. They are stored from
@@ -60,6 +63,9 @@ def _convolve_4(x, first, token_stride, taps, bias, state, old, new, num_channel
     """
     whole = num_channels - num_channels % lanes()
     for c in range(0, whole, lanes()):
+        prefetch(state, ahead + 3 * c)
+        prefetch(state, ahead + 3 * c + lanes())
+        prefetch(state, ahead + 3 * c + 2 * lanes())
         a, b, d = load_3(state, old + 3 * c)
         tap_0, tap_1 = load(taps, c), load(taps, num_channels + c)
         tap_2, tap_3 = load(taps, 2 * num_channels + c), load(taps, 3 * num_channels + c)
@@ -122,8 +128,8 @@ def _convolve_rows(
         done = 0
         if num_taps == 4 and channel_stride == 3:
             done = _convolve_4(
-                x, r * row_stride, token_stride, taps, bias, state, old, new, num_channels, num_positions,
-                y, out,
+                x, r * row_stride, token_stride, taps, bias, state, old, new,
+                read_slots[min(r + 1, end - 1)] * slot_stride, num_channels, num_positions, y, out,
             )  # fmt: skip
         _convolve_channels(
             x, r * row_stride, token_stride, taps, bias, state, old, channel_stride, new, past, done,

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import torch
 
 from benchmarks.kernels.cases import eager, peers, work
-from benchmarks.kernels.cases.case import Call, Case, case_name, int32, random
+from benchmarks.kernels.cases.case import LEAST_TOKENS, Call, Case, case_name, in_pool, int32, random
 from benchmarks.kernels.cases.models import Model
 from kernels.attention.kv_cache import store_kv
 from kernels.attention.paged_attention_decode import paged_attention_decode
@@ -29,6 +29,7 @@ def decode(model: Model, rows: int, seq_len: int, queries: int) -> Case:
         lambda device: _operands(device, model, rows, queries, seq_len),
         ours,
         gpu_peers if model.device == "cuda" else {"SDPA": peers.sdpa},
+        replayed=True,
     )
 
 
@@ -58,7 +59,7 @@ def store(model: Model, tokens: int) -> Case:
     heads = model.attention.num_kv_heads, model.attention.head_dim
 
     def operands(device: torch.device) -> SimpleNamespace:
-        pool = random(device, model.dtype, 1 + tokens, heads[0], 2, 2, model.block_size, heads[1])
+        pool = in_pool(random(device, model.dtype, 1 + tokens, heads[0], 2, 2, model.block_size, heads[1]))
         k, v = random(device, model.dtype, 2, tokens, *heads)
         places = torch.arange(1, tokens + 1, device=device) * model.block_size
         return SimpleNamespace(k=k, v=v, k_cache=pool[:, :, 1, 0], v_cache=pool[:, :, 1, 1], places=places)
@@ -78,6 +79,7 @@ def store(model: Model, tokens: int) -> Case:
         ours,
         {"eager": torch_eager},
         comparable=False,
+        replayed=tokens < LEAST_TOKENS,
     )
 
 
@@ -90,7 +92,7 @@ def _operands(device: torch.device, model: Model, rows: int, queries: int, seq_l
     """Makes rows whose blocks are scattered in a pool of two layers; this layer is one of them."""
     columns = -(-seq_len // model.block_size)
     shape = 1 + rows * columns, model.attention.num_kv_heads, 2, 2, model.block_size, model.attention.head_dim
-    pool = random(device, model.dtype, *shape)
+    pool = in_pool(random(device, model.dtype, *shape))
     block_ids = torch.randperm(rows * columns, device=device) + 1
     return SimpleNamespace(
         q=random(device, model.dtype, rows, queries, model.attention.num_heads, model.attention.head_dim),

@@ -11,6 +11,7 @@ import torch
 
 from benchmarks.kernels.cases.models import Model
 from benchmarks.kernels.cases.work import Work
+from kernels.cpu.host_memory import host_zeros
 
 LEAST_TOKENS = 256
 """From this number on, rows are the tokens of a prompt."""
@@ -44,6 +45,8 @@ class Case:
     unrolled."""
     comparable: bool = True
     """Whether all contenders' first outputs are equal up to rounding."""
+    replayed: bool = False
+    """Whether decode steps on a CPU replay our op (kernels/cpu/graph.py) and don't call it from Python."""
 
     @property
     def contenders(self) -> dict[str, Bind]:
@@ -69,6 +72,11 @@ def random(device: torch.device, dtype: torch.dtype, *shape: int) -> torch.Tenso
     size = math.prod(shape)
     drawn = torch.randn(min(size, _DRAWN), device=device, dtype=dtype)
     return (drawn if size <= _DRAWN else drawn.repeat(-(-size // _DRAWN))[:size]).view(shape)
+
+
+def in_pool(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns a copy where engines have their pools: on a CPU, on huge pages."""
+    return tensor if tensor.is_cuda else host_zeros(tuple(tensor.shape), tensor.dtype).copy_(tensor)
 
 
 def int32(device: torch.device, *values: int) -> torch.Tensor:

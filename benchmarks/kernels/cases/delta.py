@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import torch
 
 from benchmarks.kernels.cases import eager, peers, work
-from benchmarks.kernels.cases.case import Call, Case, case_name, random
+from benchmarks.kernels.cases.case import LEAST_TOKENS, Call, Case, case_name, in_pool, random
 from benchmarks.kernels.cases.models import Model
 from benchmarks.kernels.cases.state_slots import one_prompt, own_slots, peers_on
 from kernels.gated_delta.gated_delta_chunk import gated_delta_chunk
@@ -23,7 +23,7 @@ def state_update(model: Model, rows: int, positions: int) -> Case:
     def operands(device: torch.device) -> SimpleNamespace:
         return SimpleNamespace(
             **_tokens(model, device, rows, positions),
-            pool=random(device, torch.float32, rows * positions + 1, *model.delta.state_shape),
+            pool=in_pool(random(device, torch.float32, rows * positions + 1, *model.delta.state_shape)),
             **own_slots(device, rows, positions),
         )
 
@@ -43,6 +43,7 @@ def state_update(model: Model, rows: int, positions: int) -> Case:
         operands,
         ours,
         peers_on(model, torch_eager, {"fla": peers.fla_delta_update}),
+        replayed=True,
     )
 
 
@@ -50,7 +51,7 @@ def scan(model: Model, tokens: int) -> Case:
     """One prompt from its beginning."""
 
     def operands(device: torch.device) -> SimpleNamespace:
-        pool = random(device, torch.float32, 2, *model.delta.state_shape)
+        pool = in_pool(random(device, torch.float32, 2, *model.delta.state_shape))
         return SimpleNamespace(**_tokens(model, device, tokens), pool=pool)
 
     def ours(o: SimpleNamespace) -> Call:
@@ -101,6 +102,7 @@ def gated_norm(model: Model, rows: int, *, compiled: bool = False) -> Case:
         ours,
         peers_on(model, torch_eager, {"fla": peers.fla_gated_norm, "eager": torch_eager}),
         compiled="eager" if compiled else None,
+        replayed=rows < LEAST_TOKENS,
     )
 
 

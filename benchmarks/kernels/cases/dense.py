@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.kernels.cases import eager, work
-from benchmarks.kernels.cases.case import Call, Case, case_name, random
+from benchmarks.kernels.cases.case import LEAST_TOKENS, Call, Case, case_name, random
 from benchmarks.kernels.cases.models import Model
 from engine.models.layers.linear import Linear
 from engine.models.layers.moe import GroupedExperts, StackedExperts
@@ -39,6 +39,7 @@ def norm(model: Model, rows: int, *, compiled: bool = False) -> Case:
         lambda o: lambda: rms_norm(o.x, o.weight, EPS),
         {"F.rms_norm": torch_eager},
         compiled="F.rms_norm" if compiled else None,
+        replayed=rows < LEAST_TOKENS,
     )
 
 
@@ -61,6 +62,7 @@ def add_norm(model: Model, rows: int, *, compiled: bool = False) -> Case:
         lambda o: lambda: add_rms_norm(o.x, o.residual, o.weight, EPS),
         {"add, F.rms_norm": lambda o: lambda: eager.add_rms_norm(o.x, o.residual, o.weight, EPS)},
         compiled="add, F.rms_norm" if compiled else None,
+        replayed=rows < LEAST_TOKENS,
     )
 
 
@@ -100,6 +102,7 @@ def linear(model: Model, layer: str, rows: int) -> Case:
         operands,
         ours,
         {"batch-invariant": invariant} if model.device == "cuda" else {"F.linear": torch_eager},
+        replayed=rows < LEAST_TOKENS,
     )
 
 
@@ -131,6 +134,7 @@ def quantized_linear(model: Model, rows: int) -> Case:
         operands,
         ours,
         {"F.linear, not quantised": unquantized},
+        replayed=rows < LEAST_TOKENS,
     )
 
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import torch
 
 from benchmarks.kernels.cases import eager, peers, work
-from benchmarks.kernels.cases.case import Call, Case, case_name, random
+from benchmarks.kernels.cases.case import LEAST_TOKENS, Call, Case, case_name, in_pool, random
 from benchmarks.kernels.cases.models import Model
 from benchmarks.kernels.cases.state_slots import one_prompt, own_slots, peers_on
 from kernels.norms.gated_rms_norm import gated_group_rms_norm
@@ -33,7 +33,7 @@ def state_update(model: Model, rows: int, positions: int, *, compiled: bool = Fa
             C=random(device, model.dtype, rows, positions, G, N),
             D=random(device, torch.float32, H),
             dt_bias=random(device, torch.float32, H),
-            pool=random(device, torch.float32, rows * positions + 1, H, P, N),
+            pool=in_pool(random(device, torch.float32, rows * positions + 1, H, P, N)),
             **own_slots(device, rows, positions),
         )
 
@@ -58,6 +58,7 @@ def state_update(model: Model, rows: int, positions: int, *, compiled: bool = Fa
         ours,
         peers_on(model, torch_eager, {f"mamba-ssm{calls}": peers.mamba_state_update}),
         compiled="eager" if compiled else None,
+        replayed=True,
     )
 
 
@@ -69,7 +70,7 @@ def conv_update(model: Model, rows: int, positions: int, *, compiled: bool = Fal
             x=random(device, model.dtype, rows, positions, channels),
             weight=random(device, model.dtype, channels, width),
             bias=random(device, model.dtype, channels),
-            pool=random(device, model.dtype, rows * positions + 1, channels, width - 1),
+            pool=in_pool(random(device, model.dtype, rows * positions + 1, channels, width - 1)),
             **own_slots(device, rows, positions),
         )
 
@@ -90,6 +91,7 @@ def conv_update(model: Model, rows: int, positions: int, *, compiled: bool = Fal
         ours,
         peers_on(model, torch_eager, {"causal-conv1d": peers.causal_conv1d_update}),
         compiled="eager" if compiled else None,
+        replayed=True,
     )
 
 
@@ -102,7 +104,7 @@ def conv(model: Model, tokens: int, *, compiled: bool = False) -> Case:
             x=random(device, model.dtype, tokens, channels),
             weight=random(device, model.dtype, channels, width),
             bias=random(device, model.dtype, channels),
-            pool=random(device, model.dtype, 2, channels, width - 1),
+            pool=in_pool(random(device, model.dtype, 2, channels, width - 1)),
         )
 
     def ours(o: SimpleNamespace) -> Call:
@@ -138,7 +140,7 @@ def scan(model: Model, tokens: int) -> Case:
             C=random(device, model.dtype, tokens, G, N),
             D=random(device, torch.float32, H),
             dt_bias=random(device, torch.float32, H),
-            pool=random(device, torch.float32, 2, H, P, N),
+            pool=in_pool(random(device, torch.float32, 2, H, P, N)),
             chunk_size=model.mamba.chunk_size,
         )
 
@@ -190,4 +192,5 @@ def gated_norm(model: Model, rows: int, *, compiled: bool = False) -> Case:
         ours,
         peers_on(model, torch_eager, {"mamba-ssm": peers.mamba_gated_norm, "eager": torch_eager}),
         compiled="eager" if compiled else None,
+        replayed=rows < LEAST_TOKENS,
     )

@@ -12,7 +12,7 @@ from types import ModuleType, SimpleNamespace
 import torch
 import torch.nn.functional as F
 
-from benchmarks.kernels.cases.case import Call
+from benchmarks.kernels.cases.case import Call, in_pool
 
 
 def _mamba_ssm(name: str) -> ModuleType:
@@ -134,7 +134,7 @@ def causal_conv1d(o: SimpleNamespace) -> Call:
 def sdpa(o: SimpleNamespace) -> Call:
     """``scaled_dot_product_attention`` of rows of equal length over K and V that are already contiguous."""
     k, v = (
-        cache[o.block_table.long()].transpose(1, 2).flatten(2, 3)[:, :, : o.seq_len].contiguous()
+        in_pool(cache[o.block_table.long()].transpose(1, 2).flatten(2, 3)[:, :, : o.seq_len].contiguous())
         for cache in (o.k_cache, o.v_cache)
     )
     q = o.q.transpose(1, 2)  # [R, QH, T, D]

@@ -211,7 +211,12 @@ def invariant(target, q, cache, rows, max_seq_len):
 
 @pytest.mark.parametrize(
     ("num_heads", "kv_heads", "dtype"),
-    [(8, 1, torch.float32), (6, 2, torch.float16), (18, 1, torch.float32)],  # lanes for 2, 5 and 1 positions
+    [  # lanes for 2, 5, 1 and 5 positions
+        (8, 1, torch.float32),
+        (6, 2, torch.float16),
+        (18, 1, torch.float32),
+        (6, 2, torch.float32),  # 3 heads a KV head: a head's place among a row's queries is odd or even
+    ],
 )
 def test_a_position_has_the_same_bits_in_every_batch_and_for_every_number_of_positions(
     target, monkeypatch, num_heads, kv_heads, dtype

@@ -69,7 +69,7 @@ def _transposed(x, row_stride, out, out_stride):
 @cpu_jit
 def _summed_rows(a, b, stride, out):
     store(out, 0, row_sums(b, 1))
-    store(out, lanes(), dot_rows(a, 1, b, 2, stride, 3 * lanes()))
+    store(out, lanes(), dot_rows(a, 1, b, 2, stride, 3 * lanes(), stride, lanes(), 2 * lanes()))
 
 
 @cpu_jit
