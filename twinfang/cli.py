@@ -27,6 +27,7 @@ from telemetry.process_end import FAULT_EXIT_CODE
 from twinfang.batch.unfinished import UNFINISHED_EXIT_CODE, UnfinishedError
 from twinfang.commands.spelling import with_flags
 from twinfang.commands.table import COMMANDS, Command
+from twinfang.collector import collector_paused
 from twinfang.flags.flag import Flag, add_flags, resolve
 from twinfang.lifeline import watch_lifeline
 from twinfang.logs import configure_logs
@@ -82,7 +83,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         configure_logs(values.log_level, values.name or command.name)
         for name, value in GRPC_SETTINGS.items():
             os.environ.setdefault(name, value)
-        run = command.prepare(values)
+        with collector_paused():
+            run = command.prepare(values)
         if given.turn is not None:
             wait_for_turn(given.turn)
     except ConfigError as error:
