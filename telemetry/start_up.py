@@ -21,6 +21,9 @@ import time
 from pathlib import Path
 from typing import Literal
 
+INHERITED_S = 1e-3
+"""No weights are loaded in less time."""
+
 Phase = Literal["imports", "ranks", "config", "weights", "pools", "warm_up", "graphs", "transfer", "server"]
 
 
@@ -58,6 +61,8 @@ class StartUp:
     def _rate(self, phase: Phase) -> str:
         if phase != "weights":
             return ""
+        if self.seconds[phase] < INHERITED_S:
+            return f" ({self.weight_bytes / 1e9:.2f} GB, loaded before this process was forked)"
         rate = self.weight_bytes / max(self.seconds[phase], 1e-9)
         return f" ({self.weight_bytes / 1e9:.2f} GB, {rate / 1e9:.1f} GB/s)"
 

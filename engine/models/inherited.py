@@ -1,0 +1,49 @@
+"""Models that a process has loaded before it was forked into servers of the same machine.
+
+Weights are never written, so all these servers read the same pages of memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.models.causal_lm import CausalLM
+
+
+@dataclass(frozen=True)
+class LoadKey:
+    """All that decides what a model is loaded like, on one rank without others."""
+
+    model_dir: Path
+    dtype: str
+    device: str
+    load_format: str
+    has_mtp: bool
+    batch_invariant: bool
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model, and the bytes of its weights as they are stored."""
+
+    model: CausalLM
+    weight_bytes: int
+
+
+_models: dict[LoadKey, LoadedModel] = {}
+_keeps: list[bool] = []
+
+
+def keep_models() -> None:
+    """Keeps all models that are loaded from now on, for this process and for those that it forks."""
+    _keeps[:] = [True]
+
+
+def load_once(key: LoadKey, load: Callable[[], LoadedModel]) -> LoadedModel:
+    """Returns the model that was kept for the same settings, or loads it."""
+    loaded = _models.get(key) or load()
+    if _keeps:
+        _models[key] = loaded
+    return loaded
