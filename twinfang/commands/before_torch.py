@@ -7,11 +7,11 @@ import os
 from twinfang.commands.kernel_seed import SEED, seed_caches
 
 DEFAULTS = {
-    # OpenMP's idle threads spin for milliseconds after each parallel loop and wait for the next one. If several
-    # servers share cores, the others lose this time.
+    # OpenMP's idle threads spin for milliseconds after each parallel loop and wait for the next one. If
+    # several servers share cores, the others lose this time.
     "OMP_WAIT_POLICY": "PASSIVE",
-    # No server multiplies with numpy. Its threads would start at its import, and a process with several threads
-    # can't be forked safely.
+    # No server multiplies with numpy. Its threads would start at its import, and a process with several
+    # threads can't be forked safely.
     "OPENBLAS_NUM_THREADS": "1",
     # torch warns of a lost peer in pages of text; we log one line.
     "TORCH_CPP_LOG_LEVEL": "ERROR",

@@ -312,7 +312,7 @@ def _served_models(values: argparse.Namespace) -> tuple[ModelSource, ...]:
 
 def server_config(values: argparse.Namespace, command: str) -> EngineConfig:
     """Builds the engine's configuration of ``prefill`` or ``decode`` for a server without other hosts."""
-    role = "prefill" if command == "prefill" else values.role
+    role: Role = "prefill" if command == "prefill" else values.role
     return _engine_config(values, role, RankPlace.find(values, {}) if command == "decode" else ONLY_PLACE)
 
 

@@ -27,7 +27,7 @@ from twinfang.flags.flag import Flag, FlagGroup
 from twinfang.talk import flags as talk
 from wire.errors import ConfigError
 
-FORK_SERVER = "twinfang.commands.fork_server"
+FORK_SERVER = "twinfang.fork_server"
 """The module of a stack's fork server. It imports this one."""
 
 

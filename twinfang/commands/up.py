@@ -65,9 +65,7 @@ def own_stack(values: argparse.Namespace, router_groups: Sequence[FlagGroup]) ->
     )
 
 
-def _run(
-    stack: Stack, values: argparse.Namespace, router: RouterConfig, forks: ForkServer | None
-) -> None:
+def _run(stack: Stack, values: argparse.Namespace, router: RouterConfig, forks: ForkServer | None) -> None:
     try:
         Files.read(router).close()  # an error here is found before servers start; the router starts last
         _say(f"model {stack.model_name} ({values.model}), CPU threads per server: {stack.num_threads}")

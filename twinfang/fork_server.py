@@ -1,4 +1,4 @@
-"""The fork server of a stack: ``python -m twinfang.commands.fork_server FD`` (:mod:`twinfang.forking`).
+"""The fork server of a stack: ``python -m twinfang.fork_server FD`` (:mod:`twinfang.forking`).
 
 Imports the servers' modules, then loads their weights and the CPU kernels once for all servers.
 """
@@ -19,7 +19,7 @@ from twinfang.commands.before_torch import prepare_libraries
 from twinfang.commands.servers import server_config
 from twinfang.commands.table import COMMANDS
 from twinfang.flags.flag import add_flags, resolve
-from twinfang.forking.loop import num_threads, serve_forks
+from twinfang.forking.loop import serve_forks
 from twinfang.logs import configure_logs
 from wire.errors import TwinfangError
 
@@ -32,7 +32,9 @@ IMPORTED = (
     *("decode_server.service", "prefill_server.service", "telemetry.server_process", "twinfang.cli"),
     *("numba", "numba.core.typed_passes"),
 )
-"""Modules of which every server needs at least one, by name: the command line imports this module's room."""
+"""Modules that servers need, by name: their imports are not to begin before the libraries are prepared."""
+
+MOST_BYTES_TO_RUN = 128 << 20
 
 
 def main(fd: int) -> None:
@@ -50,9 +52,8 @@ def main(fd: int) -> None:
 
 
 def load_for_all(command_lines: list[list[str]]) -> None:
-    """Loads what servers with these command lines have in common. What can't be loaded is left to the servers,
-    which say why."""
-    from engine.engine import Engine
+    """Loads what servers with these command lines have in common. What can't be loaded is left to the
+    servers, which say why."""
     from engine.models.inherited import keep_models
 
     keep_models()
@@ -60,12 +61,27 @@ def load_for_all(command_lines: list[list[str]]) -> None:
         try:
             config = _engine_config(arguments)
             if _is_shareable(config):
-                Engine(replace(config, num_threads=1)).grammars.close()
+                _load(config)
         except TwinfangError as error:
             log.debug("%s", error.message)
-            return
-        if num_threads() > 1:
-            return  # no process can be forked any more: the next request is told so
+
+
+def _load(config: EngineConfig) -> None:
+    """Loads the weights. Loads the kernels by making an engine, unless its short requests would read so many
+    bytes that servers do this better at the same time."""
+    from engine.engine import Engine
+    from engine.engine_parts import load_weights
+    from engine.models import read_config
+    from engine.parallel.tensor_parallel import ALONE
+    from telemetry.start_up import StartUp
+
+    config, start_up = replace(config, num_threads=1), StartUp()
+    device = config.resolve_device()
+    model = read_config(config.model_dir, config.dtype, device)
+    config.apply_threads(model.dtype)
+    load_weights(config, model, device, ALONE, start_up)
+    if start_up.weight_bytes <= MOST_BYTES_TO_RUN:
+        Engine(config).grammars.close()
 
 
 def _engine_config(arguments: list[str]) -> EngineConfig:
