@@ -15,7 +15,7 @@ from engine.checkpoint.model_shard import check_divides
 from engine.checkpoint.weights import LoadFormat, WeightFiles, Weights
 from engine.models.causal_lm import CausalLM
 from engine.models.families import FAMILIES
-from engine.models.inherited import LoadedModel, LoadKey, load_once
+from engine.models.inherited import LoadedModel, LoadKey, keep, kept
 from engine.models.mtp import PREFIX as MTP_PREFIX
 from engine.parallel.tensor_parallel import ALONE, TensorParallel
 from telemetry.start_up import StartUp
@@ -78,13 +78,15 @@ def load_model(
         load_format=load_format,
         batch_invariant=batch_invariant,
     )
-    if tp.size > 1 or tp.experts.size > 1:
-        loaded = load()
-    else:
-        key = LoadKey(Path(model_dir), dtype, str(device), load_format, mtp, batch_invariant)
-        loaded = load_once(key, load)
+    key = LoadKey(Path(model_dir), dtype, str(device), load_format, mtp, batch_invariant)
+    is_whole = tp.size == 1 and tp.experts.size == 1
+    found = kept(key) if is_whole else None
+    loaded = found or load()
+    if is_whole:
+        keep(key, loaded)
     if start_up is not None:
         start_up.weight_bytes = loaded.weight_bytes
+        start_up.weights_are_inherited = found is not None
         start_up.ended("weights")
     return loaded.model
 

@@ -5,7 +5,6 @@ Weights are never written, so all these servers read the same pages of memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,9 +40,12 @@ def keep_models() -> None:
     _keeps[:] = [True]
 
 
-def load_once(key: LoadKey, load: Callable[[], LoadedModel]) -> LoadedModel:
-    """Returns the model that was kept for the same settings, or loads it."""
-    loaded = _models.get(key) or load()
+def keep(key: LoadKey, loaded: LoadedModel) -> None:
+    """Keeps a model if :func:`keep_models` was called."""
     if _keeps:
         _models[key] = loaded
-    return loaded
+
+
+def kept(key: LoadKey) -> LoadedModel | None:
+    """Returns the model that was kept for the same settings, if there is one."""
+    return _models.get(key)
