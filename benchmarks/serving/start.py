@@ -1,7 +1,7 @@
 """How long ``twinfang up`` takes until it is ready, and where the time and the memory go.
 
     python -m benchmarks.serving.start --rounds 7 --json benchmarks/results/start.json
-    python -m benchmarks.serving.start --model DIR --at /other/checkout .    # two versions in turns
+    python -m benchmarks.serving.start --model DIR --at before=../other after=.    # two checkouts in turns
 
 Beside it, the time of ``cat`` of the weights. The files are in the page cache: each round reads them first.
 Compare versions only within one run, on a quiet machine: the load average is in the result.
@@ -110,7 +110,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--at", type=Path, nargs="+", default=[Path()], help="checkouts, in turns")
+    parser.add_argument("--at", nargs="+", default=["now=."], metavar="NAME=DIR", help="checkouts, in turns")
     parser.add_argument("--command", choices=("up", "serve"), default="up")
     parser.add_argument("--model", type=Path, default=BUNDLED_MODEL)
     parser.add_argument("--flags", default="", help="further flags of the command, in one word")
@@ -119,24 +119,25 @@ def main() -> int:
     given = parser.parse_args()
     files = sorted(given.model.glob("*.safetensors"))
     flags = ("--model", str(given.model.resolve()), *given.flags.split())
-    starts: dict[str, list[dict[str, Any]]] = {str(at): [] for at in given.at}
+    checkouts = {name: Path(path).resolve() for name, _, path in (at.partition("=") for at in given.at)}
+    starts: dict[str, list[dict[str, Any]]] = {name: [] for name in checkouts}
     cats: list[float] = []
-    for at in given.at:
-        one_start(at.resolve(), given.command, flags)  # fills the caches: files, byte code, kernels
+    for checkout in checkouts.values():
+        one_start(checkout, given.command, flags)  # fills the caches: files, byte code, kernels
     for number in range(given.rounds):
-        for at in given.at:
+        for name, checkout in checkouts.items():
             cats.append(cat_s(files))
-            one = one_start(at.resolve(), given.command, flags)
-            starts[str(at)].append(one)
-            print(f"round {number + 1}, {at}: {one['ready_s']:.2f} s, {one['cpu_s']:.2f} CPU-s", flush=True)
+            one = one_start(checkout, given.command, flags)
+            starts[name].append(one)
+            print(f"round {number + 1}, {name}: {one['ready_s']:.2f} s, {one['cpu_s']:.2f} CPU-s", flush=True)
     size = sum(file.stat().st_size for file in files)
     print(f"\ncat of {size / 1e9:.2f} GB: {statistics.median(cats):.3f} s")
-    for at, rounds in starts.items():
-        print(f"{at}: {summary(rounds)}")
+    for name, rounds in starts.items():
+        print(f"{name}: {summary(rounds)}")
     if given.json is not None:
         report = {
             "machine": machine(),
-            "command": [given.command, *flags],
+            "command": f"{given.command} --model {given.model.name} {given.flags}".strip(),
             "weights_bytes": size,
             "cat_s": [round(one, 4) for one in cats],
             "starts": starts,
