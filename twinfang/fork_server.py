@@ -92,12 +92,8 @@ def _engine_config(arguments: list[str]) -> EngineConfig:
 
 
 def _is_shareable(config: EngineConfig) -> bool:
-    """Whether processes that are forked later can use the loaded model: on a CPU only, since a GPU's context
-    does not survive a fork, and not if ranks share its weights."""
-    import torch
-
-    is_cpu = config.device == "cpu" or (config.device == "auto" and torch.cuda.device_count() == 0)
-    return is_cpu and config.num_expert_ranks == 1
+    """Whether other processes can use the loaded model: not if ranks share its weights."""
+    return config.num_expert_ranks == 1
 
 
 if __name__ == "__main__":

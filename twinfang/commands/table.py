@@ -62,8 +62,9 @@ def _prepare_serve(values: argparse.Namespace) -> Callable[[], None]:
 def _prepare_stack(values: argparse.Namespace, roles: Mapping[str, int]) -> Callable[[], None]:
     """Starts the fork server before anything else, since its imports take longest."""
     from twinfang.forking.client import ForkServer
+    from twinfang.stack.cores import may_use_gpu
 
-    forks = ForkServer.start(FORK_SERVER)
+    forks = None if may_use_gpu(values.device) else ForkServer.start(FORK_SERVER)
     if values.load_format == "auto":
         read_ahead(values.model)
     try:
