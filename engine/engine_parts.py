@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from engine.checkpoint.fingerprint import fingerprint
+from engine.checkpoint.model_config import ModelConfig
 from engine.config import EngineConfig
 from engine.cost.step_memory import StepMemory
 from engine.grammar.grammars import Grammars
@@ -60,17 +61,7 @@ class EngineParts:
         if device.type == "cpu":
             keep_freed_memory()
         start_up.ended("config")
-        model = load_model(
-            config.model_dir,
-            dtype=config.dtype,
-            device=device,
-            mtp=config.loads_mtp(model_config),
-            tp=tp,
-            load_format=config.load_format,
-            batch_invariant=config.batch_invariant,
-            weight_dtype=config.weight_dtype,
-            start_up=start_up,
-        )
+        model = load_weights(config, model_config, device, tp, start_up)
         demand = config.demand(model_config, tp)
         steps = StepMemory.of(model_config, demand, tp, max_batch_tokens=config.max_batch_tokens)
         capacity = demand.within(tp.least(config.cache_budget(device, steps.total)))
@@ -94,6 +85,23 @@ class EngineParts:
         start_up.ended("pools")
         store = HostStore(caches)
         return cls(device, model, digest, grammars, capacity, caches, scheduler, store, checks, runner)
+
+
+def load_weights(
+    config: EngineConfig, model: ModelConfig, device: torch.device, tp: TensorParallel, start_up: StartUp
+) -> CausalLM:
+    """Loads the model of an engine, as :func:`engine.models.load_model` does."""
+    return load_model(
+        config.model_dir,
+        dtype=config.dtype,
+        device=device,
+        mtp=config.loads_mtp(model),
+        tp=tp,
+        load_format=config.load_format,
+        batch_invariant=config.batch_invariant,
+        weight_dtype=config.weight_dtype,
+        start_up=start_up,
+    )
 
 
 def _make_caches(

@@ -33,6 +33,8 @@ class StartUp:
         self.seconds: dict[Phase, float] = {}
         self.weight_bytes = 0
         """Bytes of the weights as they are stored."""
+        self.weights_are_inherited = False
+        """Whether this process was forked from one that had loaded them."""
         self._marked_s = time.monotonic() if began_s is None else began_s
 
     @classmethod
@@ -58,6 +60,8 @@ class StartUp:
     def _rate(self, phase: Phase) -> str:
         if phase != "weights":
             return ""
+        if self.weights_are_inherited:
+            return f" ({self.weight_bytes / 1e9:.2f} GB, loaded before this process was forked)"
         rate = self.weight_bytes / max(self.seconds[phase], 1e-9)
         return f" ({self.weight_bytes / 1e9:.2f} GB, {rate / 1e9:.1f} GB/s)"
 

@@ -14,7 +14,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import logging
 import os
 import shutil
@@ -25,6 +24,7 @@ from typing import NoReturn
 
 from telemetry.process_end import FAULT_EXIT_CODE
 from twinfang.batch.unfinished import UNFINISHED_EXIT_CODE, UnfinishedError
+from twinfang.collector import collector_paused
 from twinfang.commands.spelling import with_flags
 from twinfang.commands.table import COMMANDS, Command
 from twinfang.flags.flag import Flag, add_flags, resolve
@@ -65,6 +65,18 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message}; see {self.prog} --help\n")
 
 
+class _ShowVersion(argparse.Action):
+    """Reads the version only when it is asked for: that takes 30 ms, mostly for an import."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: object, values: object, option: str | None = None
+    ) -> None:
+        import importlib.metadata
+
+        print(f"twinfang {importlib.metadata.version('twinfang')}")
+        parser.exit()
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
     given, unknown = _parser().parse_known_args(arguments)
@@ -82,7 +94,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         configure_logs(values.log_level, values.name or command.name)
         for name, value in GRPC_SETTINGS.items():
             os.environ.setdefault(name, value)
-        run = command.prepare(values)
+        with collector_paused():
+            run = command.prepare(values)
         if given.turn is not None:
             wait_for_turn(given.turn)
     except ConfigError as error:
@@ -140,8 +153,9 @@ def _wrapped(text: str) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="twinfang", description=DESCRIPTION, formatter_class=_Formatter, allow_abbrev=False)
-    version = f"twinfang {importlib.metadata.version('twinfang')}"
-    parser.add_argument("--version", action="version", version=version)
+    parser.add_argument(
+        "--version", action=_ShowVersion, nargs=0, help="show program's version number and exit"
+    )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in COMMANDS:
         prog = f"twinfang {command.name}"

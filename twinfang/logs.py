@@ -20,8 +20,8 @@ _OTHERS = ("asyncio", "grpc", "httpcore", "httpx", "numba", "py", "torch", "uvic
 """Loggers of other packages. Their debug messages are not logged, and names of settings in their messages are
 not replaced by Twinfang's flags."""
 
-_TALKATIVE = ("httpx",)
-"""Loggers that have a line at level info for each request."""
+_TALKATIVE = ("httpx", "torch")
+"""Loggers whose messages at level info nobody needs: one for each request, or of what torch has cached."""
 
 _BARE = re.compile(r"[\w.:/+-]+")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,6 +16,7 @@ from engine.checkpoint.weight_dtype import WeightDtype
 from engine.checkpoint.weights import LoadFormat, WeightFiles, Weights
 from engine.models.causal_lm import CausalLM
 from engine.models.families import FAMILIES
+from engine.models.inherited import LoadedModel, LoadKey, keep, kept
 from engine.models.mtp import PREFIX as MTP_PREFIX
 from engine.parallel.tensor_parallel import ALONE, TensorParallel
 from telemetry.start_up import StartUp
@@ -64,12 +66,48 @@ def load_model(
     """Load the model of a Hugging Face directory onto ``device``; with ``mtp`` also its MTP layer.
 
     Only the part of the weights that ``tp`` gives to this rank is loaded. With ``batch_invariant`` a row has
-    the same bits in every batch. ``start_up`` notes the size of the
-    weights in bytes and the end of the ``weights`` phase.
+    the same bits in every batch. ``start_up`` notes the size of the weights in bytes and the end of the
+    ``weights`` phase. A model that this process has inherited (:mod:`engine.models.inherited`) is not loaded
+    again.
 
     Raises :class:`wire.errors.ModelLoadError` that names the unknown, missing or misshapen item, and
     :class:`wire.errors.ConfigError` if this number of ranks can't share the model.
     """
+    load = partial(
+        _load,
+        model_dir,
+        dtype=dtype,
+        device=device,
+        mtp=mtp,
+        tp=tp,
+        load_format=load_format,
+        batch_invariant=batch_invariant,
+        weight_dtype=weight_dtype,
+    )
+    key = LoadKey(Path(model_dir), dtype, str(device), load_format, mtp, batch_invariant, weight_dtype)
+    is_whole = tp.size == 1 and tp.experts.size == 1
+    found = kept(key) if is_whole else None
+    loaded = found or load()
+    if is_whole:
+        keep(key, loaded)
+    if start_up is not None:
+        start_up.weight_bytes = loaded.weight_bytes
+        start_up.weights_are_inherited = found is not None
+        start_up.ended("weights")
+    return loaded.model
+
+
+def _load(
+    model_dir: str | Path,
+    *,
+    dtype: str,
+    device: torch.device | str,
+    mtp: bool,
+    tp: TensorParallel,
+    load_format: LoadFormat,
+    batch_invariant: bool,
+    weight_dtype: WeightDtype,
+) -> LoadedModel:
     config = read_config(model_dir, dtype, device, weight_dtype)
     check_divides(config, tp.size, shares_experts=tp.experts.size > 1)
     weights = _weights(model_dir, config, device, load_format, batch_invariant)
@@ -87,10 +125,7 @@ def load_model(
             len(unused),
             ", ".join(unused[:NAMES_SHOWN]),
         )
-    if start_up is not None:
-        start_up.weight_bytes = weights.bytes_taken
-        start_up.ended("weights")
-    return model
+    return LoadedModel(model, weights.bytes_taken)
 
 
 def _weights(

@@ -22,3 +22,7 @@ reads a result before its event, or fills a pinned buffer again before it was co
 | ``engines``, ``handoff`` | an engine beside its twin on the CPU; two engines and transfers between them |
 | ``removed_waits`` | how an engine would run without each of its waits |
 """
+
+import triton  # before any kernel: on a machine without GPUs they do without Triton unless it is there
+
+__all__ = ["triton"]

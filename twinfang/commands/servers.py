@@ -1,8 +1,7 @@
 """``twinfang prefill``, ``decode`` and ``router``: one process each, in the foreground.
 
 Only this module builds the configurations of servers and routers from flags. It imports torch only for the
-commands that need torch, and only after :func:`_make_idle_threads_sleep`, which has no effect once torch is
-loaded.
+commands that need torch, and only after :func:`prepare_libraries`, which has no effect once torch is loaded.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from twinfang.commands.kernel_seed import SEED, seed_caches
+from twinfang.commands.before_torch import prepare_libraries
 from twinfang.commands.read_ahead import read_ahead
 from twinfang.process_secret import SECRET_VARIABLE
 from twinfang.stack.cores import usable_cores
@@ -312,24 +311,17 @@ def _served_models(values: argparse.Namespace) -> tuple[ModelSource, ...]:
     return (ModelSource(name, sources[0].directory),)
 
 
+def server_config(values: argparse.Namespace, command: str) -> EngineConfig:
+    """Builds the engine's configuration of ``prefill`` or ``decode`` for a server without other hosts."""
+    role: Role = "prefill" if command == "prefill" else values.role
+    return _engine_config(values, role, RankPlace.find(values, {}) if command == "decode" else ONLY_PLACE)
+
+
 def _begin_server(values: argparse.Namespace) -> None:
     """Does what has to be done before torch is imported."""
-    _make_idle_threads_sleep()
-    # torch warns of a lost peer in pages of text; we log one line.
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    seed_caches(SEED, os.environ)
+    prepare_libraries()
     if values.load_format == "auto":
         read_ahead(values.model)
-
-
-def _make_idle_threads_sleep() -> None:
-    """Makes OpenMP's idle threads sleep. By default they spin for milliseconds after each parallel loop and
-    wait for the next loop.
-
-    Spinning between two steps wastes CPU time. If several servers share cores, the other servers lose this
-    time.
-    """
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def _notice_cut_links(timeout_s: float) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from twinfang.autoscale import flags as autoscale
 from twinfang.batch import flags as batch
 from twinfang.commands.api_key import prepare as prepare_api_key
+from twinfang.commands.read_ahead import read_ahead
 from twinfang.commands.servers import (
     prepare_bench,
     prepare_check_network,
@@ -25,6 +26,9 @@ from twinfang.flags import table
 from twinfang.flags.flag import Flag, FlagGroup
 from twinfang.talk import flags as talk
 from wire.errors import ConfigError
+
+FORK_SERVER = "twinfang.fork_server"
+"""The module of a stack's fork server. It imports this one."""
 
 
 @dataclass(frozen=True)
@@ -48,15 +52,29 @@ class Command:
 
 
 def _prepare_up(values: argparse.Namespace) -> Callable[[], None]:
-    from twinfang.commands.up import prepare
-
-    return prepare(values, {"prefill": values.prefill, "decode": values.decode}, ROUTER.groups)
+    return _prepare_stack(values, {"prefill": values.prefill, "decode": values.decode})
 
 
 def _prepare_serve(values: argparse.Namespace) -> Callable[[], None]:
-    from twinfang.commands.up import prepare
+    return _prepare_stack(values, {"both": 1})
 
-    return prepare(values, {"both": 1}, ROUTER.groups)
+
+def _prepare_stack(values: argparse.Namespace, roles: Mapping[str, int]) -> Callable[[], None]:
+    """Starts the fork server before anything else, since its imports take longest."""
+    from twinfang.forking.client import ForkServer
+    from twinfang.stack.cores import may_use_gpu
+
+    forks = None if may_use_gpu(values.device) else ForkServer.start(FORK_SERVER)
+    if values.load_format == "auto":
+        read_ahead(values.model)
+    try:
+        from twinfang.commands.up import prepare
+
+        return prepare(values, roles, ROUTER.groups, forks)
+    except BaseException:
+        if forks is not None:
+            forks.close()
+        raise
 
 
 def _prepare_drain(values: argparse.Namespace) -> Callable[[], None]:

@@ -18,6 +18,7 @@ from router.config import RouterConfig
 from router.resources import Files
 from twinfang.commands.servers import router_config
 from twinfang.flags.flag import FlagGroup, add_flags, resolve
+from twinfang.forking.client import ForkServer
 from twinfang.stack.child import Child
 from twinfang.stack.own_stack import OwnStack
 from twinfang.stack.ports import LOOPBACK, ports_held
@@ -28,12 +29,19 @@ EXAMPLE_PROMPT = "def fibonacci(n):"
 
 
 def prepare(
-    values: argparse.Namespace, roles: Mapping[str, int], router_groups: Sequence[FlagGroup]
+    values: argparse.Namespace,
+    roles: Mapping[str, int],
+    router_groups: Sequence[FlagGroup],
+    forks: ForkServer | None,
 ) -> Callable[[], None]:
     """Plans a stack with the given number of servers of each role. Returns a function that runs it until
-    Ctrl-C or SIGTERM."""
+    Ctrl-C or SIGTERM. ``forks`` starts its servers, and is closed at the end."""
     stack = plan_stack(values, roles)
-    return partial(_run, stack, values, router_config(router_values(stack.router.arguments, router_groups)))
+    if forks is not None:
+        task = [server.arguments for server in stack.servers]
+        forks.prepare(task, num_forks=len(stack.servers), timeout_s=values.start_timeout)
+    config = router_config(router_values(stack.router.arguments, router_groups))
+    return partial(_run, stack, values, config, forks)
 
 
 def own_stack(values: argparse.Namespace, router_groups: Sequence[FlagGroup]) -> OwnStack:
@@ -57,24 +65,27 @@ def own_stack(values: argparse.Namespace, router_groups: Sequence[FlagGroup]) ->
     )
 
 
-def _run(stack: Stack, values: argparse.Namespace, router: RouterConfig) -> None:
-    Files.read(router).close()  # an error here is found before servers load; the router itself starts last
-    _say(f"model {stack.model_name} ({values.model}), CPU threads per server: {stack.num_threads}")
+def _run(stack: Stack, values: argparse.Namespace, router: RouterConfig, forks: ForkServer | None) -> None:
     try:
-        asyncio.run(_supervise(stack, values))
+        Files.read(router).close()  # an error here is found before servers start; the router starts last
+        _say(f"model {stack.model_name} ({values.model}), CPU threads per server: {stack.num_threads}")
+        asyncio.run(_supervise(stack, values, forks))
     finally:
+        if forks is not None:
+            forks.close()
         if values.status_file is not None:
             values.status_file.unlink(missing_ok=True)
     _say("stopped")
 
 
-async def _supervise(stack: Stack, values: argparse.Namespace) -> None:
+async def _supervise(stack: Stack, values: argparse.Namespace, forks: ForkServer | None) -> None:
     progress = Progress(stack, values.status_file, values.admin_token_file)
     supervisor = Supervisor(
         [stack.servers, (stack.router,)],
         environment=child_environment(os.environ, values),
         start_timeout_s=values.start_timeout,
         on_change=lambda child: progress.report(child, supervisor),
+        forks=forks,
     )
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

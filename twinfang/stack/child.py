@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, Protocol
 
+from twinfang.forking.client import ForkError, ForkServer
 from twinfang.stack.core_wait import CoreWait
+
+log = logging.getLogger(__name__)
 
 PROGRAM = (sys.executable, "-m", "twinfang")
 """The program of every process of a stack."""
@@ -44,6 +48,19 @@ class ChildSpec:
     fate: str = ""
     """Children with the same fate live together: if one dies, the others are ended and all are restarted."""
     hurried_s: float = HURRIED_S
+    may_be_forked: bool = False
+    """Whether its first start may be a fork of a process that has imported what it needs."""
+
+
+class Process(Protocol):
+    """What a supervisor needs of a running process, however it was started."""
+
+    @property
+    def pid(self) -> int: ...
+    @property
+    def returncode(self) -> int | None: ...
+    async def wait(self) -> int: ...
+    def send_signal(self, signum: signal.Signals) -> None: ...
 
 
 class StopClock:
@@ -79,7 +96,7 @@ class Child:
         self.first_ready = asyncio.Event()
         """Set when the child is ready for the first time, and never cleared."""
         self.num_restarts = 0
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: Process | None = None
 
     @property
     def name(self) -> str:
@@ -92,14 +109,26 @@ class Child:
         return None if process is None or process.returncode is not None else process.pid
 
     async def start(
-        self, *, lifeline_fd: int, turn_fd: int | None = None, environment: Mapping[str, str]
+        self,
+        *,
+        lifeline_fd: int,
+        turn_fd: int | None = None,
+        environment: Mapping[str, str],
+        forks: ForkServer | None = None,
     ) -> None:
         """Starts the process in a separate process group, so that Ctrl-C reaches only the supervisor, which
         stops its children in order. The process does not get a separate session, because Linux may give each
         session the same share of the cores (autogroup), whatever the niceness of its threads. With
-        ``turn_fd`` it waits for its turn (:mod:`twinfang.turn`)."""
+        ``turn_fd`` it waits for its turn (:mod:`twinfang.turn`). ``forks`` starts it if it may be forked and
+        starts for the first time."""
         self.is_ready = False
         pipes = {"--lifeline": lifeline_fd} | ({} if turn_fd is None else {"--turn": turn_fd})
+        if forks is not None and self.spec.may_be_forked and self.num_restarts == 0:
+            try:
+                self._process = await forks.fork(PROGRAM[-1], self.spec.arguments, pipes, environment)
+                return
+            except ForkError as error:
+                log.warning("%s starts without the fork server: %s", self.name, error.message)
         self._process = await asyncio.create_subprocess_exec(
             *(*PROGRAM, *self.spec.arguments, *chain(*((flag, str(fd)) for flag, fd in pipes.items()))),
             stdin=asyncio.subprocess.DEVNULL,

@@ -1,12 +1,15 @@
-"""How many CPU cores this process may use."""
+"""How many CPU cores this process may use, and whether there may be a GPU."""
 
 from __future__ import annotations
 
 import math
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 CGROUP_LIMIT = Path("/sys/fs/cgroup/cpu.max")
+GPU_DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/kfd"), Path("/dev/dxg"))
+"""What drivers of GPUs (NVIDIA, AMD, WSL) show to programs."""
 
 
 def usable_cores(cgroup_limit: Path = CGROUP_LIMIT) -> int:
@@ -21,3 +24,9 @@ def usable_cores(cgroup_limit: Path = CGROUP_LIMIT) -> int:
     except (OSError, ValueError):
         return cores
     return cores if quota == "max" else max(1, min(cores, math.ceil(int(quota) / int(period))))
+
+
+def may_use_gpu(device: str, drivers: Iterable[Path] = GPU_DRIVERS) -> bool:
+    """Returns whether servers with ``--device DEVICE`` may use a GPU. It asks no driver, so that this process
+    and its children can still be forked."""
+    return device != "cpu" and (device != "auto" or any(driver.exists() for driver in drivers))

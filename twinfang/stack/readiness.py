@@ -11,14 +11,16 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-POLL_INTERVAL_S = 0.1
+SERVER_POLL_S = 0.03
+ROUTER_POLL_S = 0.1
+"""A router that is asked before it has connected to its servers logs that it is not ready."""
 CALL_TIMEOUT_S = 5.0
 
 _CHANNEL_OPTIONS = [
     # While a server loads its model nothing listens; don't let the pauses between tries grow to minutes.
-    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.initial_reconnect_backoff_ms", 30),
     ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 500),
+    ("grpc.max_reconnect_backoff_ms", 60),
     ("grpc.use_local_subchannel_pool", 1),
 ]
 
@@ -35,7 +37,7 @@ async def until_serving(address: str) -> None:
                     return
             except grpc.aio.AioRpcError:
                 pass  # not ready yet; the caller keeps the deadline
-            await asyncio.sleep(POLL_INTERVAL_S)
+            await asyncio.sleep(SERVER_POLL_S)
 
 
 async def until_ready(url: str) -> None:
@@ -46,7 +48,7 @@ async def until_ready(url: str) -> None:
 async def until_answered(url: str) -> None:
     """Returns once ``GET url`` is answered 200."""
     while not await asyncio.to_thread(_is_answered, url):
-        await asyncio.sleep(POLL_INTERVAL_S)
+        await asyncio.sleep(ROUTER_POLL_S)
 
 
 def _is_answered(url: str) -> bool:

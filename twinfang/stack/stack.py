@@ -185,6 +185,7 @@ def _server(
         SERVER_STOP_GRACE_S,
         f"http://{LOOPBACK}:{metrics_port}/metrics" if metrics_port else None,
         place.fate,
+        may_be_forked=True,
     )
 
 

@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
 
+from twinfang.forking.client import ForkServer
 from twinfang.stack.child import Child, ChildSpec, describe_exit
 from twinfang.stack.restart_policy import RestartLimits, RestartPolicy
 from twinfang.turn import Turn
@@ -36,7 +37,8 @@ class Supervisor:
     """Runs groups of children. Each group is prepared at once, starts when the previous group is ready, and
     stops before the previous group stops.
 
-    ``on_change`` is called whenever a child has become ready or has died.
+    ``on_change`` is called whenever a child has become ready or has died. ``forks`` starts the children that
+    may be forked, and is closed at the end.
     """
 
     def __init__(
@@ -47,12 +49,14 @@ class Supervisor:
         start_timeout_s: float,
         limits: RestartLimits | None = None,
         on_change: Callable[[Child], None] = lambda child: None,
+        forks: ForkServer | None = None,
     ) -> None:
         self.groups = [[Child(spec) for spec in group] for group in groups]
         self._environment = environment
         self._start_timeout_s = start_timeout_s
         self._limits = limits or RestartLimits()
         self._on_change = on_change
+        self._forks = forks
         self._stop_requested = asyncio.Event()
         self._hurry_requested = asyncio.Event()
         self._kill_requested = asyncio.Event()
@@ -93,6 +97,8 @@ class Supervisor:
             for task in (*keepers, stop):
                 task.cancel()
             await asyncio.gather(*keepers, stop, return_exceptions=True)
+            if self._forks is not None:
+                self._forks.close()
             await self._stop_children()
             os.close(self._lifeline_fd)
             os.close(self._lifeline_end)
@@ -132,6 +138,7 @@ class Supervisor:
                 lifeline_fd=self._lifeline_fd,
                 turn_fd=turn.fd if waits_for else None,
                 environment=self._environment,
+                forks=self._forks,
             )
         lives = {asyncio.create_task(self._watch(child, turn, waits_for)): child for child in companions}
         try:

@@ -89,6 +89,7 @@ def test_several_servers_of_a_role_share_the_work():
 
 def test_a_killed_server_comes_back_and_nothing_outlives_a_killed_supervisor():
     with running_stack("up", *SMALL) as stack:
+        assert stack.log.count("loaded before this process was forked") == 2, "weights are loaded once"
         answer = complete(stack)
         for name in ("decode-0", "prefill-0", "router"):
             old_pid = stack.kill(name)

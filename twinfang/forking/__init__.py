@@ -1,0 +1,1 @@
+"""Starts servers by forking a process that has already imported their modules and loaded their weights."""
