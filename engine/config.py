@@ -37,7 +37,7 @@ GPU_STEP_DEADLINE_S = 60.0
 MAX_SPECULATIVE = 15
 """Maximum number of drafts in a step. Further drafts would hardly ever be accepted, and each of them would
 cost one state per request."""
-CPU_JOINED_PROMPT_TOKENS = 1536
+CPU_JOINED_PROMPT_TOKENS = 512
 """The most tokens of prompts that share a step on a CPU. A larger step computes a token no faster there, and
 every prompt of a step waits for the step's end (docs/performance.md)."""
 GPU_CACHE_FRACTION = 0.85
