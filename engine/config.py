@@ -38,6 +38,9 @@ GPU_STEP_DEADLINE_S = 60.0
 MAX_SPECULATIVE = 15
 """Maximum number of drafts in a step. Further drafts would hardly ever be accepted, and each of them would
 cost one state per request."""
+CPU_JOINED_PROMPT_TOKENS = 512
+"""The most tokens of prompts that share a step on a CPU. A larger step computes a token no faster there, and
+every prompt of a step waits for the step's end (docs/performance.md)."""
 GPU_CACHE_FRACTION = 0.85
 """The pools' greatest share of the memory that is free once the weights are loaded. Steps get the rest, and
 more if they need more (:mod:`engine.cost.step_memory`)."""
@@ -364,6 +367,10 @@ class EngineConfig:
             first_here = self.data_parallel.local_rank * self.tensor_parallel
             name = f"cuda:{first_here + rank - self.nodes.ranks(self.tensor_parallel).start}"
         return torch.device(name)
+
+    def joined_prompt_tokens(self, device: torch.device) -> int | None:
+        """Returns the most tokens of prompts that share a step; None: any number."""
+        return CPU_JOINED_PROMPT_TOKENS if device.type == "cpu" else None
 
     def resolve_steps_ahead(self, device: torch.device) -> int:
         """Returns ``steps_ahead``, or its default.

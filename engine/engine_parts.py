@@ -78,7 +78,7 @@ class EngineParts:
         if tp.rank == 0:
             vocab_size, eos_token_ids = model_config.vocab_size, model_config.eos_token_ids
             grammars = Grammars(config.model_dir, vocab_size, eos_token_ids)
-        scheduler = _make_scheduler(config, demand.spec, capacity, digest)
+        scheduler = _make_scheduler(config, demand.spec, capacity, digest, device)
         rows = RowTable(config.max_num_seqs, capacity.table_columns, config.num_positions)
         checks: Checks = Sanitizer(caches, scheduler, rows, tp) if config.sanitize else NoChecks()
         runner = StepRunner(config, model, caches, rows, capacity, checks)
@@ -117,7 +117,7 @@ def _make_caches(
 
 
 def _make_scheduler(
-    config: EngineConfig, spec: CacheSpec, capacity: CapacityPlan, fingerprint: str
+    config: EngineConfig, spec: CacheSpec, capacity: CapacityPlan, fingerprint: str, device: torch.device
 ) -> Scheduler:
     cuts = config.exact_cuts(spec)
     unit = config.block_size if cuts is None else cuts.unit(config.block_size)
@@ -131,4 +131,5 @@ def _make_scheduler(
         fingerprint=fingerprint,
         cuts=cuts,
         long_prefill_threshold=config.long_prefill_threshold,
+        joined_prompt_tokens=config.joined_prompt_tokens(device),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 from engine.memory.cache_formats import ExactCuts
@@ -21,6 +22,9 @@ class PromptChunks:
 
     A prompt of which more than ``long_threshold`` tokens are missing leaves room for shorter ones that came
     after it: otherwise one of 100,000 tokens would hold up everybody's for many steps.
+
+    Other prompts share a step only while they have at most ``joined_tokens`` together: every prompt of a step
+    waits for the step's end, so a step should not be larger than the device needs to be busy.
     """
 
     def __init__(
@@ -32,6 +36,7 @@ class PromptChunks:
         cuts: ExactCuts | None,
         num_positions: int,
         long_threshold: int,
+        joined_tokens: float,
     ) -> None:
         self._owned = owned
         self._mode = mode
@@ -39,6 +44,7 @@ class PromptChunks:
         self._cuts = cuts
         self._num_positions = num_positions
         self._long_threshold = long_threshold
+        self._joined_tokens = joined_tokens
 
     def plan(
         self, running: Iterable[Request], budget: int, decode_rows: list[PlannedRow]
@@ -50,8 +56,9 @@ class PromptChunks:
             one for one in running if one.request_id not in planned and one.num_planned < one.plannable
         ]
         prefill_rows: list[PlannedRow] = []
+        joined = math.inf if unplanned and self._is_long(unplanned[0]) else self._joined_tokens
         for index, request in enumerate(unplanned):
-            if budget <= 0:
+            if budget <= 0 or (prefill_rows and request.plannable - request.num_planned > joined):
                 break
             start = request.num_planned
             reserve = self._reserve(request, unplanned[index + 1 :], budget)
@@ -73,6 +80,7 @@ class PromptChunks:
                 if prefill_rows[-1].samples:
                     self._decode.grow_if_room(request, end)
                 budget -= end - start
+                joined -= end - start
         return prefill_rows
 
     def _end(self, request: Request, start: int, room: int) -> int:
@@ -87,8 +95,11 @@ class PromptChunks:
 
     def _reserve(self, request: Request, behind: Sequence[Request], budget: int) -> int:
         """Returns the number of tokens that a long prompt leaves to shorter ones behind it."""
-        if request.plannable - request.num_planned <= self._long_threshold:
+        if not self._is_long(request):
             return 0
         missing = (one.plannable - one.num_planned for one in behind)
         wanted = sum(num for num in missing if num <= self._long_threshold)
         return min(wanted, budget // LARGEST_RESERVE)
+
+    def _is_long(self, request: Request) -> bool:
+        return request.plannable - request.num_planned > self._long_threshold

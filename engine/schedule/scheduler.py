@@ -14,6 +14,7 @@ blocks or to give a row to another client.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Collection, Iterable
 from itertools import chain, islice
@@ -58,8 +59,10 @@ class Scheduler:
         fingerprint: str = "",
         cuts: ExactCuts | None = None,
         long_prefill_threshold: int | None = None,
+        joined_prompt_tokens: int | None = None,
     ) -> None:
-        """``long_prefill_threshold`` is ``max_batch_tokens`` unless given."""
+        """``long_prefill_threshold`` is ``max_batch_tokens`` unless given. None of ``joined_prompt_tokens``:
+        prompts share a step whatever their length."""
         self.capacity = plan
         self._cuts = cuts
         self._num_positions = num_positions
@@ -75,6 +78,7 @@ class Scheduler:
             cuts=cuts,
             num_positions=num_positions,
             long_threshold=long_prefill_threshold or max_batch_tokens,
+            joined_tokens=joined_prompt_tokens or math.inf,
         )
         self.waiting: OrderedDict[str, Request] = OrderedDict()
         self.transferring: dict[str, Request] = {}

@@ -12,7 +12,14 @@ def capacity(num_blocks=33, num_slots=5, block_size=4, max_model_len=64, k=0):
 
 
 def make_scheduler(
-    max_num_seqs=4, max_batch_tokens=8, mode="none", state_block=8, k=0, long_prefill_threshold=None, **sizes
+    max_num_seqs=4,
+    max_batch_tokens=8,
+    mode="none",
+    state_block=8,
+    k=0,
+    long_prefill_threshold=None,
+    joined_prompt_tokens=None,
+    **sizes,
 ):
     plan = capacity(k=k, **sizes)
     return Scheduler(
@@ -22,6 +29,7 @@ def make_scheduler(
         max_batch_tokens=max_batch_tokens,
         num_positions=1 + k,
         long_prefill_threshold=long_prefill_threshold,
+        joined_prompt_tokens=joined_prompt_tokens,
     )
 
 

@@ -54,3 +54,25 @@ def test_prompts_at_the_threshold_are_computed_in_order_of_arrival():
     scheduler.add(request("b", 3))
     plan = scheduler.schedule()
     assert prompts(plan) == [("a", 8)]
+
+
+def test_prompts_share_a_step_only_up_to_a_number_of_tokens():
+    scheduler = make_scheduler(max_batch_tokens=64, num_blocks=200, joined_prompt_tokens=16)
+    for name, num_tokens in {"a": 8, "b": 8, "c": 1 + 16, "d": 3}.items():
+        scheduler.add(request(name, num_tokens, max_tokens=1))
+    seen = []
+    for _ in range(3):
+        plan = scheduler.schedule()
+        seen.append(prompts(plan))
+        compute(scheduler, plan)
+        for row in plan.rows:
+            scheduler.finish(row.request)
+    assert seen == [[("a", 8), ("b", 8)], [("c", 17)], [("d", 3)]]
+
+
+def test_a_long_prompt_shares_its_step_with_short_ones_whatever_their_number():
+    sizes = {"num_blocks": 200, "max_model_len": 200}
+    scheduler = make_scheduler(max_batch_tokens=64, joined_prompt_tokens=16, **sizes)
+    for name, num_tokens in {"long": 100, "a": 15, "b": 15}.items():
+        scheduler.add(request(name, num_tokens))
+    assert prompts(scheduler.schedule()) == [("long", 34), ("a", 15), ("b", 15)]
