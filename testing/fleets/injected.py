@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import os
 import signal
 import threading
@@ -154,8 +155,12 @@ def _small_chunk_end(sound: Callable[..., Any], mode: StateBlocks, request: Any,
     return sound(mode, request, start, min(end, start + SMALL_CHUNK))
 
 
-def _plan_slowly(sound: Callable[..., Any], *arguments: Any) -> Any:
-    planned = sound(*arguments)
+def _plan_slowly(sound: Callable[..., Any], chunks: PromptChunks, *arguments: Any) -> Any:
+    joined, chunks._joined_tokens = chunks._joined_tokens, math.inf  # the chunks are small, not the prompts
+    try:
+        planned = sound(chunks, *arguments)
+    finally:
+        chunks._joined_tokens = joined
     if planned:
         time.sleep(REST_AFTER_CHUNK_S)
     return planned

@@ -62,10 +62,10 @@ class Processes:
 
     def server(self, release: Release, role: str) -> str:
         """Starts a server and returns its address."""
-        (port,) = free_ports(1)
-        address = f"{LOOPBACK}:{port}"
-        self._start(release, address, role, "--model", str(BUNDLED_MODEL), "--port", str(port), *self.flags)
-        return address
+        port, metrics = map(str, free_ports(2))
+        ports = ("--port", port, "--metrics-port", metrics)
+        self._start(release, f"{LOOPBACK}:{port}", role, "--model", str(BUNDLED_MODEL), *ports, *self.flags)
+        return f"{LOOPBACK}:{port}"
 
     def router(self, release: Release, prefill: list[str], decode: list[str]) -> str:
         """Starts a router of these servers and returns its URL."""

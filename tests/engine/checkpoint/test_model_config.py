@@ -154,7 +154,7 @@ def test_state_is_float32_unless_the_checkpoint_says_otherwise(directory):
 def test_auto_is_float32_on_cpu_and_says_so(directory, caplog):
     with caplog.at_level(logging.INFO):
         assert read_config(directory(), device="cpu").dtype == torch.float32
-    assert "float32 instead of the checkpoint's bfloat16" in caplog.text
+    assert "computes in float32, the checkpoint is in bfloat16" in caplog.text
 
 
 def test_generation_config_wins_over_config_for_eos(directory):
