@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import linecache
 from collections.abc import Callable
 
 LARGE_BYTES = 256 << 10
@@ -11,12 +12,14 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 def give_back() -> None:
     """Return the free memory of the C library's heap to the operating system. To be called after work that
-    used much memory for a short time.
+    used much memory for a short time. Source lines that Python keeps for tracebacks go too: they were read
+    at some time, and may lie in the middle of memory that is otherwise free.
 
     By itself, glibc returns free memory only if it lies at the end of the heap. For example, after one text
     of 8 MB was tokenized, the process held 0.9 GB of free memory for good. The call takes milliseconds and
     does not hold the GIL. It has no effect with a C library that lacks ``malloc_trim``.
     """
+    linecache.clearcache()
     if _malloc_trim is not None:
         _malloc_trim(0)
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from router.policies.location import NOWHERE, Location
+from wire.messages.prefixes import block_keys
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,20 @@ class Demand:
     with this fingerprint may continue the answer. None: the client has no part of the answer yet."""
     near: Location = NOWHERE
     """The location of the server with which the chosen one will exchange the request's state."""
+    _keys: dict[tuple[str, int], list[bytes]] = field(
+        init=False, default_factory=dict, compare=False, repr=False
+    )
+
+    def block_keys(self, fingerprint: str, block_size: int) -> list[bytes]:
+        """Return the keys of the prompt's full blocks, without its last token. They are the same for all
+        servers of a model, so they are computed once, and go with the request."""
+        found = self._keys.get((fingerprint, block_size))
+        if found is None:
+            found = block_keys(
+                self.token_ids[:-1], block_size=block_size, fingerprint=fingerprint, salt=self.cache_salt
+            )
+            self._keys[fingerprint, block_size] = found
+        return found
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 from router.policies.policy import Demand
 from wire.messages.generation import ServerInfo
-from wire.messages.prefixes import PrefixNews, block_keys
+from wire.messages.prefixes import PrefixNews
 
 
 class PrefixIndex:
@@ -44,13 +42,8 @@ class PrefixIndex:
         computes the last token."""
         if not self._keys:
             return 0
-        keys = _keys_of(demand.token_ids, demand.cache_salt, self._fingerprint, self._block_size)
+        keys = demand.block_keys(self._fingerprint, self._block_size)
         for index in range(len(keys) - 1, -1, -1):
             if keys[index] in self._keys:
                 return (index + 1) * self._block_size
         return 0
-
-
-@lru_cache(maxsize=4)  # shared by all servers that are compared for one request
-def _keys_of(token_ids: tuple[int, ...], salt: str, fingerprint: str, block_size: int) -> list[bytes]:
-    return block_keys(token_ids[:-1], block_size=block_size, fingerprint=fingerprint, salt=salt)
