@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Takes images and chart to a site without Internet, and writes the values that name them there by digest.
 
-    deploy/mirror.py save FOLDER REGISTRY/twinfang-router:0.1.0 REGISTRY/twinfang-cuda:0.1.0
+    deploy/mirror.py save FOLDER REGISTRY/twinfang-router:0.2.0 REGISTRY/twinfang-cuda:0.2.0
     deploy/mirror.py load FOLDER registry.site.example/llm
 
 The first command needs the registry where the images are, skopeo and helm. FOLDER then has all that the site
@@ -96,7 +96,7 @@ def _value_of(name: str) -> str:
 
 
 def _name(image: str) -> str:
-    """Returns name and tag: twinfang-cuda:0.1.0. An image without a tag is the latest."""
+    """Returns name and tag: twinfang-cuda:0.2.0. An image without a tag is the latest."""
     name = image.rpartition("/")[2]
     if "@" in name:
         raise MirrorError(f"{image}: give the tag; its digest is kept")

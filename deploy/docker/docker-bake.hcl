@@ -9,7 +9,7 @@ variable "REGISTRY" {
   default = "localhost"
 }
 variable "VERSION" {
-  default = "0.1.0"
+  default = "0.2.0"
 }
 variable "TORCH_INDEX_URL" {
   default = ""

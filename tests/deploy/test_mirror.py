@@ -21,7 +21,7 @@ from testing.deploy.helm import CHART, DEPLOY, EXAMPLES, helm_binary, pod_makers
 from twinfang.stack.ports import free_ports
 
 MIRROR = DEPLOY / "mirror.py"
-NAMES = ("twinfang-router:0.1.0", "twinfang-cuda:0.1.0")
+NAMES = ("twinfang-router:0.2.0", "twinfang-cuda:0.2.0")
 PLATFORMS = ("amd64", "arm64")
 REGISTRY_CONFIGURATION = """
 version: 0.1

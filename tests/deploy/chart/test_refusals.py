@@ -27,8 +27,8 @@ DIRECTORY_IN_IMAGE = {"name": "m", "directory": ".", "volume": {"image": {"refer
         ({"decodePools": {"Big": {}}}, "'Big' does not match"),
         ({"image": {"digest": "latest"}}, "at '/image/digest': 'latest' does not match"),
         (
-            {"routerImage": {"repository": "registry:5000/twinfang-router:0.1.0"}},
-            'routerImage.repository "registry:5000/twinfang-router:0.1.0": a tag goes into routerImage.tag',
+            {"routerImage": {"repository": "registry:5000/twinfang-router:0.2.0"}},
+            'routerImage.repository "registry:5000/twinfang-router:0.2.0": a tag goes into routerImage.tag',
         ),
         (
             {"decodePools": {"default": {"flags": {"block-size": 32}}}},
