@@ -77,7 +77,7 @@ def _load(config: EngineConfig) -> None:
 
     config, start_up = replace(config, num_threads=1), StartUp()
     device = config.resolve_device()
-    model = read_config(config.model_dir, config.dtype, device)
+    model = read_config(config.model_dir, config.dtype, device, config.weight_dtype)
     config.apply_threads(model.dtype)
     load_weights(config, model, device, ALONE, start_up)
     if start_up.weight_bytes <= MOST_BYTES_TO_RUN:

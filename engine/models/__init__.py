@@ -113,8 +113,8 @@ def _load(
     weights = _weights(model_dir, config, device, load_format, batch_invariant)
     model = build_model(config, weights, mtp=mtp, tp=tp)
     if config.weight_dtype != "float32":
-        kept = "bfloat16 where no number is rounded" if config.weight_dtype == "auto" else config.weight_dtype
-        logger.info("weights of linear layers are kept in %s", kept)
+        held = "bfloat16 where no number is rounded" if config.weight_dtype == "auto" else config.weight_dtype
+        logger.info("weights of linear layers are kept in %s", held)
     unused = [name for name in weights.unused() if mtp or not name.startswith(MTP_PREFIX)]
     if tp.experts.size > 1:  # other ranks hold most of the experts
         unused = [name for name in unused if ".experts." not in name]
