@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import time
 from collections.abc import AsyncIterator
@@ -154,6 +155,9 @@ async def _serving(app: FastAPI, *, resources: Resources, on_fatal: OnFatal) -> 
     changes.restore(resources.files.saved)
     await changes.catch_up()
     pool.start(on_fatal)
+    for model in models:
+        model.tokenizer.start()
+    await asyncio.to_thread(int)  # starts a thread, as the tokenizers' threads are
     if pods is not None:
         services.metrics.registry.register(pods.metrics)
         pods.start(on_fatal)

@@ -24,6 +24,12 @@ def give_back() -> None:
         _malloc_trim(0)
 
 
+def fitted(data: bytes) -> bytes:
+    """Return a copy of ``data`` that takes just the memory of its bytes. To be kept instead of what orjson
+    returns: that keeps the buffer it was written in, 4 KB for three characters, a megabyte for 100 KB."""
+    return bytes(memoryview(data))
+
+
 def keep_small() -> None:
     """Have the C library return large pieces of memory as soon as they are freed. To be called at the start.
 

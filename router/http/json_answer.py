@@ -9,6 +9,7 @@ import orjson
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from router.heap import fitted
 from router.http.disconnect import WhileConnected
 from wire.errors import CancelledRequestError
 
@@ -26,7 +27,7 @@ class JsonAnswer(Response):
     media_type = "application/json"
 
     def __init__(self, content: Mapping[str, object]) -> None:
-        super().__init__(orjson.dumps(content))
+        super().__init__(fitted(orjson.dumps(content)))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = memoryview(self.body)

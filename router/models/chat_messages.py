@@ -56,10 +56,16 @@ TOOLS_SCHEMA: dict[str, Any] = {
 
 def checked_messages(messages: Any) -> list[dict[str, Any]]:
     """Return the messages, each with one text as its content. Raises :class:`InvalidRequestError` that names
-    the message."""
+    the message.
+
+    The messages replace those of the list one after the other, so that a long conversation is not in memory
+    twice.
+    """
     if not isinstance(messages, list) or not messages:
         raise _wrong(f"messages must be a list of at least one message, got {shown(messages)}")
-    return [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    for i, message in enumerate(messages):
+        messages[i] = _message(message, f"messages[{i}]")
+    return messages
 
 
 def checked_tools(tools: Any) -> list[dict[str, Any]] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, lru_cache, partial
@@ -14,7 +15,7 @@ import orjson
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers.decoders import ByteLevel
 
-from router.heap import give_back
+from router.heap import fitted, give_back
 from router.models.json_files import read_json
 from wire.errors import ModelLoadError
 
@@ -24,6 +25,7 @@ the work to another thread and back would."""
 
 INLINE_TOKENS = 1_000
 """The same limit for decoding."""
+NUM_THREADS = 2
 LARGE = 200_000
 """Number of characters or tokens. Work on so many leaves tens of megabytes of free memory in the process.
 This memory is then returned to the operating system."""
@@ -44,7 +46,7 @@ class Tokenizer:
         self._backend = backend
         backend.no_truncation()
         backend.no_padding()
-        self._threads = ThreadPoolExecutor(2, thread_name_prefix="tokenize")
+        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="tokenize")
         added = backend.get_added_tokens_decoder()
         self._added_ids = {token.content: token_id for token_id, token in added.items()}
         self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
@@ -63,6 +65,13 @@ class Tokenizer:
         except Exception as error:  # the library raises bare Exception
             raise ModelLoadError(f"{path} can't be loaded: {error}") from error
         return cls(backend)
+
+    def start(self) -> None:
+        """Start the threads. By itself, a thread starts with the first long text, among the objects of that
+        request's body, and what the thread keeps would keep a megabyte around it."""
+        all_of_them = threading.Barrier(NUM_THREADS)
+        for _ in range(NUM_THREADS):
+            self._threads.submit(all_of_them.wait)
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of ``text``. A long text is encoded in another thread (the library releases
@@ -119,7 +128,7 @@ class Tokenizer:
     def _own_json(self, token_id: int) -> bytes | None:
         """Return :attr:`own_text` as JSON; None if it is None."""
         text = self.own_text(token_id)
-        return None if text is None else orjson.dumps(text)
+        return None if text is None else fitted(orjson.dumps(text))
 
     def special_id(self, text: str) -> int | None:
         """Return the id of the special token with this text. None if there is none."""

@@ -13,6 +13,7 @@ import orjson
 
 from router.access.api_keys import ApiKey
 from router.access.client import ANYBODY, Client
+from router.heap import fitted
 from router.observe.choice_timeline import ChoiceTimeline
 from router.observe.request_trace import UNTRACED, RequestTrace, TraceEnd
 from wire.errors import AbortedRequestError, CancelledRequestError, TwinfangError
@@ -153,7 +154,7 @@ class RequestRecord:
         """
         names = self.client.name, self.client.api_key.name
         choices = [choice.packed() for choice in self.choices]
-        return orjson.dumps((*_values_of(self), names, choices)).ljust(MIN_PACKED_BYTES)
+        return fitted(orjson.dumps((*_values_of(self), names, choices)).ljust(MIN_PACKED_BYTES))
 
     @classmethod
     def unpacked(cls, data: bytes) -> RequestRecord:

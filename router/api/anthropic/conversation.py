@@ -39,14 +39,20 @@ KINDS = {
 """The types of blocks that each role may write."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Block:
     """A content block whose type was checked."""
 
-    where: str
-    """The block's place in the body, for errors."""
+    within: str
+    """The place of the block's list in the body, for errors."""
+    index: int | None
+    """None for a text that is given in place of a list."""
     kind: str
     fields: dict[str, Any]
+
+    @property
+    def where(self) -> str:
+        return _where(self.within, self.index)
 
     def text(self, name: str) -> str:
         """Return a field that must be a string."""
@@ -113,24 +119,32 @@ def _turns(system: Any, messages: Any, marks: CacheMarks) -> list[Turn]:
 def _blocks(content: Any, where: str, kinds: tuple[str, ...], marks: CacheMarks) -> list[Block]:
     """Return the blocks of a content. A string is one block of text."""
     if isinstance(content, str):
-        return [Block(where, "text", {"text": content})]
+        return [Block(where, None, "text", {"text": content})]
     if not isinstance(content, list) or not content:
         raise InvalidRequestError(
             f"{where} must be a string or a list of at least one block, got {shown(content)}"
         )
-    return [_block(block, f"{where}[{i}]", kinds, marks) for i, block in enumerate(content)]
+    return [_block(block, where, i, kinds, marks) for i, block in enumerate(content)]
 
 
-def _block(block: Any, where: str, kinds: tuple[str, ...], marks: CacheMarks) -> Block:
+def _block(block: Any, within: str, index: int, kinds: tuple[str, ...], marks: CacheMarks) -> Block:
     kind = block.get("type") if isinstance(block, dict) else None
     if not isinstance(kind, str):
-        raise InvalidRequestError(f"{where} must be an object with a type, got {shown(block)}")
+        raise InvalidRequestError(
+            f"{_where(within, index)} must be an object with a type, got {shown(block)}"
+        )
     if kind not in kinds:
         raise InvalidRequestError(
-            f"{where} is of type {shown(kind)}, which is not supported here: send {' or '.join(kinds)}"
+            f"{_where(within, index)} is of type {shown(kind)}, which is not supported here: "
+            f"send {' or '.join(kinds)}"
         )
-    marks.check(block, where)
-    return Block(where, kind, block)
+    if "cache_control" in block:
+        marks.check(block, _where(within, index))
+    return Block(within, index, kind, block)
+
+
+def _where(within: str, index: int | None) -> str:
+    return within if index is None else f"{within}[{index}]"
 
 
 def _joined(blocks: list[Block]) -> str:

@@ -19,6 +19,7 @@ from router.api.responses.input_items import Item, checked_items
 from router.api.responses.own_responses import OwnResponses
 from router.api.responses.response_store import StoredResponse
 from router.api.responses.response_writer import ResponseWriter
+from router.heap import fitted
 from router.http.bodies.body_room import share_of
 from router.http.bodies.json_shape import check_shape
 from router.http.bodies.turn_lane import LARGE_BODY_BYTES
@@ -47,6 +48,9 @@ class Exchange:
         earlier, new = await items_of(http, body)
         with named_as_here():
             chat = body.chat([*earlier, *new])
+            if self._responses.keeps and body.store is not False:
+                self._input = fitted(orjson.dumps([{"id": _new_id(item), **item} for item in new]))
+            del earlier, new  # their texts are in the chat
             request = await check_chat(http, chat, services, client, deadline, id_prefix="resp")
         if request.form is not None and request.logprobs is not None:
             raise InvalidRequestError(
@@ -55,8 +59,6 @@ class Exchange:
                 param="include",
             )
         self._previous_id = body.previous_response_id
-        if self._responses.keeps and body.store is not False:
-            self._input = orjson.dumps([{"id": _new_id(item), **item} for item in new])
         self._head = self._head_of(body, request)
         return replace(request, stream=bool(body.stream))
 
@@ -105,7 +107,7 @@ class Exchange:
             "top_p": params.top_p,
             "truncation": "disabled",
             "user": body.user,
-            **{name: orjson.Fragment(orjson.dumps(value)) for name, value in asked.items()},
+            **{name: orjson.Fragment(fitted(orjson.dumps(value))) for name, value in asked.items()},
         }
 
 
@@ -119,7 +121,8 @@ async def items_of(http: Request, body: ResponseBody) -> tuple[list[Item], list[
     """Return the items of the responses that a body continues, and those of its own input. Raises
     :class:`InvalidRequestError`."""
     body.check_values()
-    new = checked_items(body.input)
+    given, body.input = body.input, None
+    new = checked_items(given)
     if body.previous_response_id is None:
         if not new and not body.instructions:
             raise InvalidRequestError("input is missing or empty: give a text or items", param="input")

@@ -20,7 +20,8 @@ TEXT_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_te
 def checked_items(given: Any) -> list[Item]:
     """Return the items of a request's ``input``. A string is the message of a user.
 
-    The items are new objects with the fields that the API defines and that mean something here. Raises
+    The items are new objects with the fields that the API defines and that mean something here. They replace
+    those of the list one after the other, so that a long conversation is not in memory twice. Raises
     :class:`InvalidRequestError` that names the item.
     """
     if given is None:
@@ -29,7 +30,9 @@ def checked_items(given: Any) -> list[Item]:
         given = [{"role": "user", "content": given}]
     if not isinstance(given, list):
         raise _wrong(f"input must be a string or a list of items, got {shown(given)}")
-    return [_checked(item, f"input[{i}]") for i, item in enumerate(given)]
+    for i, item in enumerate(given):
+        given[i] = _checked(item, f"input[{i}]")
+    return given
 
 
 def _checked(item: Any, where: str) -> Item:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from starlette.types import Scope
 
 from router.heap import give_back
-from router.http.bodies.turn_lane import LARGE_BODY_PAUSE, TurnLane
+from router.http.bodies.turn_lane import LARGE_BODY_PAUSE, Turn, TurnLane
 from wire.errors import OverloadedError
 
 BODIES_AT_ONCE = 16
@@ -24,6 +25,8 @@ FREE_BYTES = 64 << 10
 ones."""
 RETRY_AFTER_S = 2
 TRIM_AFTER_S = 5.0
+MAX_TURN_S = 2.0
+"""How long a large body may keep others waiting. For example, its grammar may take seconds to compile."""
 
 _IN_STATE = "body_share"
 
@@ -88,6 +91,7 @@ class BodyShare:
         self._num_read = 0
         self._num_taken = 0
         self._was_large = False
+        self._turn: Turn | None = None
 
     def take(self, num_bytes: int) -> None:
         """Take room for bytes that were read. Raises :class:`OverloadedError` if there is none left."""
@@ -104,6 +108,8 @@ class BodyShare:
             self._was_large = True
             self._room.give_back(self._client, self._num_taken)
         self._num_taken = 0
+        if self._turn is not None:
+            self._turn.end()
 
     def end(self) -> None:
         """Give the room back because the request has ended. What was made of a large body is free only
@@ -112,9 +118,19 @@ class BodyShare:
         if self._was_large:
             self._room.trim_soon()
 
-    def turn(self) -> AbstractAsyncContextManager[None]:
-        """Return the context that waits for this client's turn to parse a large body."""
-        return self._room.large_bodies.turn(self._client)
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Wait for this client's turn to parse a large body, which the ``async with`` block does.
+
+        The turn lasts until the room is given back, :data:`MAX_TURN_S` at most: what one large body becomes
+        on its way to a checked request takes several times the body's memory, and small objects that stay
+        would keep most of it if several bodies were on that way at once.
+        """
+        if self._turn is None or self._turn.has_ended:
+            self._turn = await self._room.large_bodies.take(self._client)
+            asyncio.get_running_loop().call_later(MAX_TURN_S, self._turn.end)
+        with self._turn.work():
+            yield
 
     def put_into(self, scope: Scope) -> None:
         scope.setdefault("state", {})[_IN_STATE] = self

@@ -64,7 +64,7 @@ async def _received(receive: Receive) -> bytes:
 def _parsed(body: bytes, model: type[Model]) -> Model:
     check_shape(body)
     try:
-        value = from_json(body)
+        value = from_json(body, cache_strings="keys")
     except ValueError as error:
         raise InvalidRequestError(f"the body is not valid JSON in UTF-8: {error}") from error
     if isinstance(value, dict):

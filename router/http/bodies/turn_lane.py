@@ -11,14 +11,41 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 LARGE_BODY_BYTES = 256 << 10
 """Larger bodies are parsed in turns. Nearly all bodies are smaller."""
 LARGE_BODY_PAUSE = 19.0
 """With a pause of 19 times the turn's length, large bodies get a twentieth of the loop's time. That is enough
 to parse megabytes a second, which is far more than servers can prefill."""
+
+
+class Turn:
+    """One turn. Others begin when it has ended and its work has been paid for with a pause."""
+
+    def __init__(self, pause: float, then: Callable[[], None]) -> None:
+        self.has_ended = False
+        self._pause = pause
+        self._then = then
+        self._paid_at_s = 0.0
+
+    @contextmanager
+    def work(self) -> Iterator[None]:
+        """Time the block, which blocks the event loop."""
+        began_s = time.perf_counter()
+        try:
+            yield
+        finally:
+            pause_s = self._pause * (time.perf_counter() - began_s)
+            self._paid_at_s = max(self._paid_at_s, asyncio.get_running_loop().time()) + pause_s
+
+    def end(self) -> None:
+        """End the turn. A second call has no effect."""
+        if not self.has_ended:
+            self.has_ended = True
+            loop = asyncio.get_running_loop()
+            loop.call_later(max(self._paid_at_s - loop.time(), 0.0), self._then)
 
 
 class TurnLane:
@@ -45,15 +72,19 @@ class TurnLane:
     async def turn(self, client: str) -> AsyncIterator[None]:
         """Wait until it is the turn of ``client``. The turn lasts as long as the ``async with`` block, which
         must not wait for anything."""
+        turn = await self.take(client)
+        try:
+            with turn.work():
+                yield
+        finally:
+            turn.end()
+
+    async def take(self, client: str) -> Turn:
+        """Wait until it is the turn of ``client``, and return the turn. It lasts until :meth:`Turn.end`."""
         if self._is_busy:
             await self._wait(client)
         self._is_busy = True
-        began_s = time.perf_counter()
-        try:
-            yield
-        finally:
-            pause_s = self._pause * (time.perf_counter() - began_s)
-            asyncio.get_running_loop().call_later(pause_s, self._next)
+        return Turn(self._pause, self._next)
 
     async def _wait(self, client: str) -> None:
         mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from router.http.bodies import json_body
-from router.http.bodies.body_room import BodyRoom
+from router.http.bodies import body_room, json_body
+from router.http.bodies.body_room import BodyRoom, BodyShare
 from router.http.bodies.turn_lane import LARGE_BODY_BYTES, TurnLane
 from testing.conditions import until
 from testing.router.scripted_router import MODEL
@@ -120,3 +120,34 @@ def test_no_client_has_all_room_for_bodies():
     room.give_back("hostile", 800)
     room.take("victim", 300)
     assert room.num_bytes == 900
+
+
+async def test_a_large_body_keeps_its_turn_until_its_room_is_given_back():
+    room = BodyRoom(1 << 20)
+    first, second = BodyShare(room, "a"), BodyShare(room, "b")
+    async with first.turn():
+        pass
+
+    async def parse():
+        async with second.turn():
+            pass
+
+    waiting = asyncio.create_task(parse())
+    await until(lambda: room.large_bodies._waiting)
+    async with first.turn():
+        pass  # what else the request has to parse needs no other turn
+    assert not waiting.done()
+    first.give_back()
+    await waiting
+    second.end()
+
+
+async def test_a_large_body_whose_checks_last_loses_its_turn(monkeypatch):
+    monkeypatch.setattr(body_room, "MAX_TURN_S", 0.01)
+    room = BodyRoom(1 << 20)
+    slow = BodyShare(room, "slow")
+    async with slow.turn():
+        pass
+    async with BodyShare(room, "b").turn():
+        pass
+    slow.end()
