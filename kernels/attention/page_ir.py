@@ -64,7 +64,8 @@ def dot_pages(typing_context, a, a_index, b, pages, offset, stride, depth, ahead
 
 
 def _cast(context, builder, kinds, values):
-    """Return an array with its type, its index, another array with its type, and the other values as words."""
+    """Return an array with its type, its index, another array with its type, and the other values as
+    words."""
     numbers = zip(kinds[3:], values[3:], strict=True)
     words = [context.cast(builder, value, kind, types.intp) for kind, value in numbers]
     index = context.cast(builder, values[1], kinds[1], types.intp)

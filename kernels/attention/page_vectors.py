@@ -5,17 +5,17 @@ A page is the keys or values of `lanes()` adjacent tokens of a block. A step of 
 | operator | meaning |
 |---|---|
 | `dot_page(a, index, b, place, stride, depth, ahead, begin, end)` | lane t: a . token t of the page |
-| `dot_pages(a, index, b, places, offset, stride, depth, ahead, begin, end)` | lanes() / 8 tokens of each page |
+| `dot_pages(a, index, b, places, offset, stride, depth, ahead, begin, end)` | 1/8 of each page |
 | `order_pages(scores, index)` | put the results of `dot_pages` in the order of `dot_page`'s |
 | `add_pages_2(weights, p, values, places, stride, acc, a, width, ahead, bounds)` | acc += weights . values |
 
-The first token that `dot_pages` takes of each page is at `offset`. The depth is a multiple of lanes().
-Meanwhile both products prefetch what is `ahead` elements after columns `begin : end` of each token.
+`dot_pages` takes lanes() / 8 tokens of each page, the first of them at `offset`. The depth is a multiple of
+lanes(). Meanwhile both products prefetch what is `ahead` elements after columns `begin : end` of each token.
 
-`add_pages_2` is for two queries, `add_pages_1` and `add_pages_3` are for one and three. A query's weights are a
-step after those of the query before it, its sums a width after. The bounds are `first, last, count, begin, end`.
-Tokens `first : last` of each page are added, as far as they are among the step's first `count` tokens: one
-token of each page in turn. Meanwhile the same tokens of pages `begin : end` at `ahead` are prefetched.
+`add_pages_2` is for two queries, `add_pages_1` and `add_pages_3` are for one and three. A query's weights are
+a step after those of the query before it, its sums a width after. The bounds are `first, last, count, begin,
+end`. Tokens `first : last` of each page are added, as far as they are among the step's first `count` tokens:
+one token of each page in turn. Meanwhile the same tokens of pages `begin : end` at `ahead` are prefetched.
 """
 
 from __future__ import annotations

@@ -11,9 +11,9 @@ softmax:
 Rows leave the caches between two steps, and blocks are scattered. One page after another is read at a third
 of the memory's rate: the core's own prefetchers stop at a page's end, and what a program prefetches takes the
 same few places as its loads. Therefore the eight pages of a step are read side by side, a token of each in
-turn, so that eight of the core's prefetchers run at once. Besides, each key prefetches the value of its token,
-and each value the key in its place of the next step: one line with each product, since many at once wait for
-one another.
+turn, so that eight of the core's prefetchers run at once. Besides, each key prefetches the value of its
+token, and each value the key in its place of the next step: one line with each product, since many at once
+wait for one another.
 
 Pages that are not adjacent vectors of float32 (e4m3 caches, small blocks, odd head dims) are first copied,
 a step at a time, as float32 rows of whole vectors. A token's score may be computed although a query does
