@@ -1,19 +1,22 @@
 """Attention of decode rows over the paged KV cache on CPU.
 
 The unit of work is a row's positions for one KV head, with all query heads that share this head. A thread
-goes through the row's blocks in place, 64 tokens at a time, with an online softmax:
+goes through the row's blocks in place, eight pages (of lanes() adjacent tokens) at a time, with an online
+softmax:
 
-    scores  s = q . k, one vector of tokens (a group) at a time: each lane sums its token's dims
+    scores  s = q . k, one vector of tokens at a time: each lane sums its token's dims
     softmax m' = max(m, max s), p = exp(s - m'), l' = l exp(m - m') + sum p
-    values  acc' = acc exp(m - m') + p V, three queries by two vectors of acc in registers    out = acc / l
+    values  acc' = acc exp(m - m') + p V, three queries by four vectors of acc in registers    out = acc / l
 
-A group's keys and values stay in the first-level cache until all queries have used them. Rows leave the
-caches between two steps, and blocks are scattered: the core's own prefetchers help only inside a block. So
-each step prefetches the next one's groups, a few lines between its products: more at once would wait for one
-another, and the products for them.
+Rows leave the caches between two steps, and blocks are scattered. One page after another is read at a third
+of the memory's rate: the core's own prefetchers stop at a page's end, and what a program prefetches takes the
+same few places as its loads. Therefore the eight pages of a step are read side by side, a token of each in
+turn, so that eight of the core's prefetchers run at once. Besides, each key prefetches the value of its
+token, and each value the key in its place of the next step: one line with each product, since many at once
+wait for one another.
 
-Groups that are not adjacent vectors of float32 (e4m3 caches, small blocks, odd head dims) are first copied,
-64 tokens at a time, as float32 rows of whole vectors. A token's score may be computed although a query does
+Pages that are not adjacent vectors of float32 (e4m3 caches, small blocks, odd head dims) are first copied,
+a step at a time, as float32 rows of whole vectors. A token's score may be computed although a query does
 not see it, and is then dropped; its value is never used, so nothing after a query's length (stale block ids,
 NaN) counts. Only the compiled code reads lengths, so that a call can be recorded (:mod:`kernels.cpu.graph`).
 The order of a sum depends only on the tokens' places in their row.
@@ -24,12 +27,18 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from kernels.attention.page_vectors import (
+    add_pages_1,
+    add_pages_2,
+    add_pages_3,
+    dot_page,
+    dot_pages,
+    order_pages,
+)
 from kernels.cpu.jit import as_array, as_flat_array, cpu_jit
 from kernels.cpu.vector import (
     add,
     aligned,
-    broadcast,
-    dot_rows,
     exponential,
     lanes,
     largest_of,
@@ -37,15 +46,13 @@ from kernels.cpu.vector import (
     load_number,
     maximum,
     multiply,
-    multiply_add,
-    prefetch,
     splat,
     store,
     subtract,
     sum_of,
 )
 
-_STEP_TOKENS = 64
+_PAGES = 8
 _GRAIN_HEADS = 16
 """A thread's minimum share, in rows times KV heads: about 100 µs at a few hundred tokens. The share does not
 depend on the rows' lengths, since the host does not know them."""
@@ -54,17 +61,31 @@ _ZERO, _ONE, _NEGATIVE_INFINITY = np.float32(0), np.float32(1), np.float32(-np.i
 
 
 @cpu_jit
-def _score(queries, width, num_queries, keys, places, stride, count, scores, ahead, num_ahead):
-    """Compute ``scores[i * 64 + t] = query i . key t`` for ``count`` tokens, rounded up to whole groups."""
+def _score(queries, width, num_queries, keys, places, stride, count, scores, ahead):
+    """Compute the scores of ``count`` tokens, rounded up to whole pages, one row of a step for each query.
+
+    Their values are ``ahead`` elements after the keys, and are prefetched meanwhile unless that is 0.
+    """
     w = lanes()
-    share = (width // w + num_queries - 1) // num_queries * w  # columns that are prefetched beside a query
-    for t in range(0, count, w):
-        g = t // w
-        fetched, distance = share if g < num_ahead else 0, ahead[g] - places[g]
+    step = _PAGES * w
+    share = (width // w + num_queries - 1) // num_queries * w if ahead != 0 else 0  # columns beside a query
+    if count < step:
+        for t in range(0, count, w):
+            for i in range(num_queries):
+                row = dot_page(
+                    queries, i * width, keys, places[t // w], stride, width, ahead, i * share, (i + 1) * share
+                )
+                store(scores, i * step + t, row)
+        return
+    together = w // _PAGES
+    for t in range(0, w, together):
         for i in range(num_queries):
-            begin, end = i * fetched, (i + 1) * fetched
-            row = dot_rows(queries, i * width, keys, places[g], stride, width, distance, begin, end)
-            store(scores, i * _STEP_TOKENS + t, row)
+            row = dot_pages(
+                queries, i * width, keys, places, t * stride, stride, width, ahead, i * share, (i + 1) * share
+            )
+            store(scores, i * step + t // together * w, row)
+    for i in range(num_queries):
+        order_pages(scores, i * step)
 
 
 @cpu_jit
@@ -72,7 +93,7 @@ def _weigh(scores, lives, first, count, highest, total, acc, width):
     """Turn scores into weights, 0 for tokens that a query does not see; rescale its earlier sums."""
     w = lanes()
     for i in range(lives.shape[0]):
-        row, a, live = i * _STEP_TOKENS, i * width, min(count, lives[i] - first)
+        row, a, live = i * _PAGES * w, i * width, min(count, lives[i] - first)
         if live <= 0:
             continue
         end = row + (count + w - 1) // w * w
@@ -98,129 +119,30 @@ def _weigh(scores, lives, first, count, highest, total, acc, width):
 
 
 @cpu_jit
-def _add_pair(weights, p0, p1, n0, n1, values, v, stride, acc, a, width, distance):
-    """Add a group's values to the sums of two queries, ``acc[a:]`` and ``acc[a + width:]``.
-
-    The queries see n0 and n1 >= n0 tokens. Even tokens are added in one chain, odd tokens in another.
-    Unless it is 0, the values at this distance are prefetched meanwhile.
-    """
-    w = lanes()
-    for d in range(0, width, 2 * w):
-        o0, o1 = a + d, a + width + d
-        a00, a01, a10, a11 = load(acc, o0), load(acc, o0 + w), load(acc, o1), load(acc, o1 + w)
-        b00, b01, b10, b11 = splat(_ZERO), splat(_ZERO), splat(_ZERO), splat(_ZERO)
-        t, u = 0, v + d
-        while t + 2 <= n0:
-            if distance != 0:
-                prefetch(values, u + distance)
-                prefetch(values, u + w + distance)
-            v0, v1 = load(values, u), load(values, u + w)
-            x0, x1 = broadcast(weights, p0 + t), broadcast(weights, p1 + t)
-            a00, a01 = multiply_add(x0, v0, a00), multiply_add(x0, v1, a01)
-            a10, a11 = multiply_add(x1, v0, a10), multiply_add(x1, v1, a11)
-            u += stride
-            if distance != 0:
-                prefetch(values, u + distance)
-                prefetch(values, u + w + distance)
-            v0, v1 = load(values, u), load(values, u + w)
-            x0, x1 = broadcast(weights, p0 + t + 1), broadcast(weights, p1 + t + 1)
-            b00, b01 = multiply_add(x0, v0, b00), multiply_add(x0, v1, b01)
-            b10, b11 = multiply_add(x1, v0, b10), multiply_add(x1, v1, b11)
-            u += stride
-            t += 2
-        while t < n1:
-            if distance != 0:
-                prefetch(values, u + distance)
-                prefetch(values, u + w + distance)
-            v0, v1 = load(values, u), load(values, u + w)
-            x0, x1 = broadcast(weights, p0 + t), broadcast(weights, p1 + t)
-            if t < n0:  # the last of an odd number
-                a00, a01 = multiply_add(x0, v0, a00), multiply_add(x0, v1, a01)
-            if t % 2 == 0:
-                a10, a11 = multiply_add(x1, v0, a10), multiply_add(x1, v1, a11)
-            else:
-                b10, b11 = multiply_add(x1, v0, b10), multiply_add(x1, v1, b11)
-            u += stride
-            t += 1
-        store(acc, o0, add(a00, b00))
-        store(acc, o0 + w, add(a01, b01))
-        store(acc, o1, add(a10, b10))
-        store(acc, o1 + w, add(a11, b11))
-
-
-@cpu_jit
-def _add_three(weights, p, count, values, v, stride, acc, a, width, distance):
-    """Like :func:`_add_pair`, in the same order, for three queries that see all ``count`` tokens."""
-    w = lanes()
-    p1, p2 = p + _STEP_TOKENS, p + 2 * _STEP_TOKENS
-    for d in range(0, width, 2 * w):
-        o0, o1, o2 = a + d, a + width + d, a + 2 * width + d
-        a00, a01, a10, a11 = load(acc, o0), load(acc, o0 + w), load(acc, o1), load(acc, o1 + w)
-        a20, a21 = load(acc, o2), load(acc, o2 + w)
-        b00, b01, b10, b11 = splat(_ZERO), splat(_ZERO), splat(_ZERO), splat(_ZERO)
-        b20, b21 = splat(_ZERO), splat(_ZERO)
-        t, u = 0, v + d
-        while t + 2 <= count:
-            if distance != 0:
-                prefetch(values, u + distance)
-                prefetch(values, u + w + distance)
-            v0, v1 = load(values, u), load(values, u + w)
-            x0, x1, x2 = broadcast(weights, p + t), broadcast(weights, p1 + t), broadcast(weights, p2 + t)
-            a00, a01 = multiply_add(x0, v0, a00), multiply_add(x0, v1, a01)
-            a10, a11 = multiply_add(x1, v0, a10), multiply_add(x1, v1, a11)
-            a20, a21 = multiply_add(x2, v0, a20), multiply_add(x2, v1, a21)
-            u += stride
-            if distance != 0:
-                prefetch(values, u + distance)
-                prefetch(values, u + w + distance)
-            v0, v1 = load(values, u), load(values, u + w)
-            x0, x1 = broadcast(weights, p + t + 1), broadcast(weights, p1 + t + 1)
-            x2 = broadcast(weights, p2 + t + 1)
-            b00, b01 = multiply_add(x0, v0, b00), multiply_add(x0, v1, b01)
-            b10, b11 = multiply_add(x1, v0, b10), multiply_add(x1, v1, b11)
-            b20, b21 = multiply_add(x2, v0, b20), multiply_add(x2, v1, b21)
-            u += stride
-            t += 2
-        if t < count:
-            if distance != 0:
-                prefetch(values, u + distance)
-                prefetch(values, u + w + distance)
-            v0, v1 = load(values, u), load(values, u + w)
-            x0, x1, x2 = broadcast(weights, p + t), broadcast(weights, p1 + t), broadcast(weights, p2 + t)
-            a00, a01 = multiply_add(x0, v0, a00), multiply_add(x0, v1, a01)
-            a10, a11 = multiply_add(x1, v0, a10), multiply_add(x1, v1, a11)
-            a20, a21 = multiply_add(x2, v0, a20), multiply_add(x2, v1, a21)
-        store(acc, o0, add(a00, b00))
-        store(acc, o0 + w, add(a01, b01))
-        store(acc, o1, add(a10, b10))
-        store(acc, o1 + w, add(a11, b11))
-        store(acc, o2, add(a20, b20))
-        store(acc, o2 + w, add(a21, b21))
-
-
-@cpu_jit
-def _add_values(weights, lives, first, count, values, places, stride, acc, width, ahead, num_ahead):
+def _add_values(weights, lives, first, count, values, places, stride, acc, width, ahead, is_ahead):
     """Add the values of ``count`` tokens from ``first`` on to the sums of all queries, up to three at a time.
 
-    Later queries of a row see more tokens, so three that start with one which sees the whole group all do.
+    The order is the first token of each page, then the second of each page, and so on. If there are many
+    queries, they take a few tokens of each page in turns, which meanwhile stay in the first-level cache. If
+    ``is_ahead`` is 1, the pages ``ahead`` are prefetched.
     """
     w, num_queries = lanes(), lives.shape[0]
-    for t in range(0, count, w):
-        g, left = t // w, min(w, count - t)
+    step, fetched, together = _PAGES * w, _PAGES * is_ahead, w if num_queries <= 3 else 4
+    for t in range(0, w, together):
         i = 0
         while i < num_queries:
-            p, n0, remaining = i * _STEP_TOKENS + t, max(0, min(left, lives[i] - first - t)), num_queries - i
-            together = 3 if n0 == left and remaining >= 3 and remaining != 4 else min(2, remaining)
-            distance = ahead[g] - places[g] if i == 0 and g < num_ahead else 0
-            if together == 3:
-                _add_three(weights, p, left, values, places[g], stride, acc, i * width, width, distance)
+            seen, n = min(count, lives[i] - first), 1
+            while n < 3 and i + n < num_queries and min(count, lives[i + n] - first) == seen:
+                n += 1
+            p, a = i * step, i * width
+            bounds = t, t + together, seen, fetched * i // num_queries, fetched * (i + n) // num_queries
+            if n == 3:
+                add_pages_3(weights, p, values, places, stride, acc, a, width, ahead, bounds)
+            elif n == 2:
+                add_pages_2(weights, p, values, places, stride, acc, a, width, ahead, bounds)
             else:
-                n1 = n0 if together == 1 else max(0, min(left, lives[i + 1] - first - t))
-                _add_pair(
-                    weights, p, p + _STEP_TOKENS, n0, n1, values, places[g], stride, acc, i * width, width,
-                    distance,
-                )  # fmt: skip
-            i += together
+                add_pages_1(weights, p, values, places, stride, acc, a, width, ahead, bounds)
+            i += n
 
 
 @cpu_jit
@@ -251,40 +173,49 @@ def _place(cache_strides, block_size, head_dim, kv_head, block_ids, token):
 
 
 @cpu_jit
-def _find_groups(cache_strides, block_size, head_dim, kv_head, block_ids, first, seen, places):
-    """Find the groups of the step from token ``first`` on; return how many there are."""
+def _find_pages(cache_strides, block_size, head_dim, kv_head, block_ids, first, seen, places, shift):
+    """Find the pages of the step from token ``first`` on, ``shift`` elements away; return how many there are.
+
+    Places of absent pages are those of the first page, so that they may be prefetched too.
+    """
     w, g = lanes(), 0
-    for token in range(first, min(seen, first + _STEP_TOKENS), w):
-        places[g] = _place(cache_strides, block_size, head_dim, kv_head, block_ids, token)
+    for token in range(first, min(seen, first + _PAGES * w), w):
+        places[g] = _place(cache_strides, block_size, head_dim, kv_head, block_ids, token) + shift
         g += 1
+    for k in range(g, _PAGES):
+        places[k] = places[0]
     return g
 
 
 @cpu_jit
 def _attend_row(
-    k_cache, v_cache, cache_strides, block_size, head_dim, kv_head, block_ids, lives, next_head, next_ids,
-    next_seen, queries, width, scores, highest, total, acc, places, ahead,
+    k_cache, v_cache, to_values, cache_strides, block_size, head_dim, kv_head, block_ids, lives, next_head,
+    next_ids, next_seen, queries, width, scores, highest, total, acc, places, ahead,
 ):  # fmt: skip
     """Attend from a row's queries to the tokens of one KV head, in place. Query i sees ``lives[i]`` tokens.
 
-    ``next_`` is what this thread attends to then, so that its first step is prefetched as well.
+    ``next_`` is what this thread attends to then, so that its first step is prefetched as well. Values are
+    ``to_values`` elements after their keys.
     """
-    seen = lives[-1]
-    _find_groups(cache_strides, block_size, head_dim, kv_head, block_ids, 0, seen, places)
-    for first in range(0, seen, _STEP_TOKENS):
-        count, then = min(_STEP_TOKENS, seen - first), first + _STEP_TOKENS
+    seen, step = lives[-1], _PAGES * lanes()
+    _find_pages(cache_strides, block_size, head_dim, kv_head, block_ids, 0, seen, places, 0)
+    for first in range(0, seen, step):
+        count, then = min(step, seen - first), first + step
         if then < seen:
-            num_ahead = _find_groups(
-                cache_strides, block_size, head_dim, kv_head, block_ids, then, seen, ahead
+            num_ahead = _find_pages(
+                cache_strides, block_size, head_dim, kv_head, block_ids, then, seen, ahead, -to_values
             )
         else:
-            num_ahead = _find_groups(
-                cache_strides, block_size, head_dim, next_head, next_ids, 0, next_seen, ahead
+            num_ahead = _find_pages(
+                cache_strides, block_size, head_dim, next_head, next_ids, 0, next_seen, ahead, -to_values
             )
-        _score(queries, width, lives.shape[0], k_cache, places, head_dim, count, scores, ahead, num_ahead)
+        _score(queries, width, lives.shape[0], k_cache, places, head_dim, count, scores, to_values)
         _weigh(scores, lives, first, count, highest, total, acc, width)
-        _add_values(scores, lives, first, count, v_cache, places, head_dim, acc, width, ahead, num_ahead)
-        places[:] = ahead
+        _add_values(
+            scores, lives, first, count, v_cache, places, head_dim, acc, width, ahead, int(num_ahead > 0)
+        )
+        for g in range(_PAGES):
+            places[g] = ahead[g] + to_values
 
 
 @cpu_jit
@@ -294,23 +225,23 @@ def _attend_copied_row(
 ):  # fmt: skip
     """Like :func:`_attend_row`, for caches whose tokens are first copied to float32 rows of whole vectors."""
     w, seen = lanes(), lives[-1]
-    for g in range(places.shape[0]):
+    for g in range(_PAGES):
         places[g] = g * w * width
-    for first in range(0, seen, _STEP_TOKENS):
-        count = min(_STEP_TOKENS, seen - first)
+    for first in range(0, seen, _PAGES * w):
+        count = min(_PAGES * w, seen - first)
         for t in range(count):
             place = _place(cache_strides, block_size, head_dim, kv_head, block_ids, first + t)
             _copy_token(k_cache, place, head_dim, keys, t * width)
             _copy_token(v_cache, place, head_dim, values, t * width)
-        _score(queries, width, lives.shape[0], keys, places, width, count, scores, places, 0)
+        _score(queries, width, lives.shape[0], keys, places, width, count, scores, 0)
         _weigh(scores, lives, first, count, highest, total, acc, width)
         _add_values(scores, lives, first, count, values, places, width, acc, width, places, 0)
 
 
 @cpu_jit
 def _attend_rows(
-    q, q_strides, k_cache, v_cache, cache_strides, shape, seq_lens, block_table, columns, scale, v_scale,
-    is_narrow, out, begin, end,
+    q, q_strides, k_cache, v_cache, to_values, cache_strides, shape, seq_lens, block_table, columns, scale,
+    v_scale, is_narrow, out, begin, end,
 ):  # fmt: skip
     """Attend for items ``begin : end``. Item ``r * KVH + h`` is decode row r's positions with KV head h.
 
@@ -320,14 +251,14 @@ def _attend_rows(
     heads_per_kv, w = num_heads // kv_heads, lanes()
     num_queries = num_positions * heads_per_kv
     room = num_queries + 1  # a query that is added alone has unused room beside it
-    width = (head_dim + 2 * w - 1) // (2 * w) * 2 * w
+    width, step = (head_dim + 2 * w - 1) // (2 * w) * 2 * w, _PAGES * w
     is_direct = is_narrow == 0 and head_dim == width and block_size % w == 0
     queries, acc = aligned(room * width), aligned(room * width)
-    total, scores = aligned(num_queries * w), aligned(room * _STEP_TOKENS)
+    total, scores = aligned(num_queries * w), aligned(room * step)
     highest, lives = np.empty(num_queries, np.float32), np.empty(num_queries, np.int64)
-    staged = 0 if is_direct else _STEP_TOKENS * width
-    keys, values, places = aligned(staged), aligned(staged), np.empty(_STEP_TOKENS // w, np.int64)
-    ahead = np.zeros(_STEP_TOKENS // w, np.int64)
+    staged = 0 if is_direct else step * width
+    keys, values, places = aligned(staged), aligned(staged), np.empty(_PAGES, np.int64)
+    ahead = np.zeros(_PAGES, np.int64)
     queries[:], keys[:], values[:], scores[:] = _ZERO, _ZERO, _ZERO, _ZERO
     for item in range(begin, end):
         row, kv_head = item // kv_heads, item % kv_heads
@@ -351,7 +282,7 @@ def _attend_rows(
         if is_direct:
             then = min(item + 1, end - 1)
             _attend_row(
-                k_cache, v_cache, cache_strides, block_size, head_dim, kv_head, block_ids, lives,
+                k_cache, v_cache, to_values, cache_strides, block_size, head_dim, kv_head, block_ids, lives,
                 then % kv_heads, block_table[then // kv_heads * columns :],
                 seq_lens[then // kv_heads] if then > item else 0,
                 queries, width, scores, highest, total, acc, places, ahead,
@@ -393,6 +324,7 @@ def paged_attention_decode_cpu(
         q.stride()[:3],
         as_flat_array(k_cache),
         as_flat_array(v_cache),
+        (v_cache.data_ptr() - k_cache.data_ptr()) // k_cache.element_size(),
         k_cache.stride()[:2],
         (num_positions, num_heads, *k_cache.shape[1:]),
         as_array(seq_lens),

@@ -32,11 +32,7 @@ for bfloat16 and uint8 for float8_e4m3fn: loads widen them, and stores round to 
 | `rounded(pool, vector, is_stochastic, key, element, stride)` | the vector rounded as the pool stores it |
 | `rounded_number(pool, number, is_stochastic, key, element)` | the same for one number |
 | `row_sums(array, index)` | lane i: the sum of the i-th of lanes() adjacent vectors |
-| `dot_rows(a, index, b, index, row_stride, depth, ahead, begin, end)` | lane i: a . row i of b; see below |
 | `transpose(source, index, row_stride, target, index, row_stride)` | a block of lanes() by lanes() |
-
-The depth of `dot_rows` is a multiple of lanes(). Meanwhile it prefetches what is `ahead` elements after
-columns `begin : end` of b's rows.
 """
 
 from __future__ import annotations
@@ -93,7 +89,6 @@ load_3 = VectorOperator("load_3")
 load_4 = VectorOperator("load_4")
 store_3 = VectorOperator("store_3")
 row_sums = VectorOperator("row_sums")
-dot_rows = VectorOperator("dot_rows")
 transpose = VectorOperator("transpose")
 rounding_key = VectorOperator("rounding_key")
 rounded = VectorOperator("rounded")

@@ -51,7 +51,7 @@ def _constant(number):
 _ELEMENTS = {types.float32: ir.FloatType(), types.uint16: ir.IntType(16), types.uint8: ir.IntType(8)}
 
 
-def _place(context, builder, numba_types, values, count=LANES):
+def place_of(context, builder, numba_types, values, count=LANES):
     """Return a pointer to the place of a vector, or of a number, given by an array and an index."""
     array = cgutils.create_struct_proxy(numba_types[0])(context, builder, value=values[0])
     index = context.cast(builder, values[1], numba_types[1], types.intp)
@@ -65,7 +65,7 @@ def _alignment(kind):
     return 4 if element == ir.FloatType() else element.width // 8
 
 
-def _read(builder, place):
+def read_from(builder, place):
     """Read a value from an array of any supported type, as float32."""
     value = builder.load(place)
     value.align = _alignment(value.type)
@@ -89,7 +89,7 @@ def lanes(typing_context):
 @intrinsic
 def load(typing_context, array, index):
     def generate(context, builder, signature, values):
-        return _read(builder, _place(context, builder, signature.args, values))
+        return read_from(builder, place_of(context, builder, signature.args, values))
 
     return VECTOR(array, index), generate
 
@@ -97,7 +97,7 @@ def load(typing_context, array, index):
 @intrinsic
 def store(typing_context, array, index, vector):
     def generate(context, builder, signature, values):
-        _write(builder, values[2], _place(context, builder, signature.args, values))
+        _write(builder, values[2], place_of(context, builder, signature.args, values))
         return context.get_dummy_value()
 
     return types.none(array, index, vector), generate
@@ -106,7 +106,7 @@ def store(typing_context, array, index, vector):
 @intrinsic
 def load_number(typing_context, array, index):
     def generate(context, builder, signature, values):
-        return _read(builder, _place(context, builder, signature.args, values, count=1))
+        return read_from(builder, place_of(context, builder, signature.args, values, count=1))
 
     return types.float32(array, index), generate
 
@@ -114,7 +114,7 @@ def load_number(typing_context, array, index):
 @intrinsic
 def store_number(typing_context, array, index, number):
     def generate(context, builder, signature, values):
-        place = _place(context, builder, signature.args, values, count=1)
+        place = place_of(context, builder, signature.args, values, count=1)
         _write(builder, context.cast(builder, values[2], signature.args[2], types.float32), place)
         return context.get_dummy_value()
 
@@ -124,7 +124,7 @@ def store_number(typing_context, array, index, number):
 @intrinsic
 def splat(typing_context, number):
     def generate(context, builder, signature, values):
-        return _splat(builder, context.cast(builder, values[0], signature.args[0], types.float32))
+        return splat_of(builder, context.cast(builder, values[0], signature.args[0], types.float32))
 
     return VECTOR(number), generate
 
@@ -132,13 +132,13 @@ def splat(typing_context, number):
 @intrinsic
 def prefetch(typing_context, array, index):
     def generate(context, builder, signature, values):
-        _prefetch(builder, _place(context, builder, signature.args, values))
+        prefetch_of(builder, place_of(context, builder, signature.args, values))
         return context.get_dummy_value()
 
     return types.none(array, index), generate
 
 
-def _prefetch(builder, place):
+def prefetch_of(builder, place):
     # To the second-level cache: only some twenty lines are under way to the first one, too few for memory.
     kind = ir.FunctionType(ir.VoidType(), [ir.IntType(8).as_pointer(), *[ir.IntType(32)] * 3])
     call = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
@@ -149,12 +149,14 @@ def _prefetch(builder, place):
 @intrinsic
 def broadcast(typing_context, array, index):
     def generate(context, builder, signature, values):
-        return _splat(builder, _read(builder, _place(context, builder, signature.args, values, count=1)))
+        return splat_of(
+            builder, read_from(builder, place_of(context, builder, signature.args, values, count=1))
+        )
 
     return VECTOR(array, index), generate
 
 
-def _splat(builder, number):
+def splat_of(builder, number):
     undefined = ir.Constant(ir.VectorType(number.type, LANES), ir.Undefined)
     vector = builder.insert_element(undefined, number, ir.Constant(ir.IntType(32), 0))
     return builder.shuffle_vector(vector, vector, _indices([0] * LANES))
@@ -170,7 +172,7 @@ def multiply_add_number(typing_context, a, b, c):
     return types.float32(a, b, c), generate
 
 
-def _multiply_add(builder, a, b, c):
+def fused(builder, a, b, c):
     """Round once, always: a contracted product and sum stay apart where branches share the product."""
     signature = ir.FunctionType(_FLOATS, [_FLOATS] * 3)
     fma = cgutils.get_or_insert_function(builder.module, signature, f"llvm.fma.v{LANES}f32")
@@ -203,7 +205,7 @@ def _exponential(builder, x):
     floor = cgutils.get_or_insert_function(builder.module, signature, f"llvm.floor.v{LANES}f32")
 
     def multiply_add(a, b, c):
-        return _multiply_add(builder, a, b, c)
+        return fused(builder, a, b, c)
 
     n = builder.call(floor, [multiply_add(inside, _constant(1.44269504), _constant(0.5))])
     r = multiply_add(n, _constant(-0.69314718), inside)
@@ -241,7 +243,7 @@ add = _of_vectors(2, VECTOR, lambda builder, a, b: builder.fadd(a, b, flags=_CON
 subtract = _of_vectors(2, VECTOR, lambda builder, a, b: builder.fsub(a, b, flags=_CONTRACT))
 multiply = _of_vectors(2, VECTOR, lambda builder, a, b: builder.fmul(a, b, flags=_CONTRACT))
 divide = _of_vectors(2, VECTOR, lambda builder, a, b: builder.fdiv(a, b))
-multiply_add = _of_vectors(3, VECTOR, _multiply_add)
+multiply_add = _of_vectors(3, VECTOR, fused)
 maximum = _of_vectors(2, VECTOR, _larger)
 exponential = _of_vectors(1, VECTOR, _exponential)
 silu = _of_vectors(1, VECTOR, _silu)
@@ -263,7 +265,7 @@ def transpose(typing_context, source, index, row_stride, target, target_index, t
 
 def _transpose(context, builder, numba_types, values):
     """Exchange the off-diagonal blocks of 1, 2, 4 … lanes of each pair of rows."""
-    rows = [_read(builder, place) for place in _row_places(context, builder, numba_types[:3], values[:3])]
+    rows = [read_from(builder, place) for place in _row_places(context, builder, numba_types[:3], values[:3])]
     width = 1
     while width < LANES:
         low = [lane if not lane & width else LANES + (lane ^ width) for lane in range(LANES)]
@@ -286,35 +288,9 @@ def _row_places(context, builder, numba_types, values):
     stride = context.cast(builder, stride, numba_types[2], types.intp)
     places = []
     for _ in range(LANES):
-        places.append(_place(context, builder, (numba_types[0], types.intp), (array, index)))
+        places.append(place_of(context, builder, (numba_types[0], types.intp), (array, index)))
         index = builder.add(index, stride)
     return places
-
-
-@intrinsic
-def dot_rows(typing_context, a, a_index, b, b_index, b_stride, depth, ahead, begin, end):
-    def generate(context, builder, signature, values):
-        array, index, *rows, depth, ahead, begin, end = zip(signature.args, values, strict=True)
-        words = [context.cast(builder, word, kind, types.intp) for kind, word in (depth, ahead, begin, end)]
-        depth, ahead, begin, end = words
-        first = context.cast(builder, index[1], index[0], types.intp)
-        places = _row_places(context, builder, *zip(*rows, strict=True))
-        elements = [builder.bitcast(row, row.type.pointee.element.as_pointer()) for row in places]
-        sums = [cgutils.alloca_once_value(builder, _constant(0.0)) for _ in range(LANES)]
-        step = ir.Constant(_WORD, LANES)
-        with cgutils.for_range_slice(builder, ir.Constant(_WORD, 0), depth, step, _WORD) as (d, _):
-            place = _place(context, builder, (array[0], types.intp), (array[1], builder.add(first, d)))
-            x = _read(builder, place)
-            fetches = builder.and_(builder.icmp_signed("<=", begin, d), builder.icmp_signed("<", d, end))
-            with builder.if_then(fetches):
-                for element in elements:
-                    _prefetch(builder, builder.gep(element, [builder.add(d, ahead)]))
-            for element, total in zip(elements, sums, strict=True):
-                y = _read(builder, builder.bitcast(builder.gep(element, [d]), places[0].type))
-                builder.store(_multiply_add(builder, x, y, builder.load(total)), total)
-        return _folded_rows(builder, [builder.load(total) for total in sums])
-
-    return VECTOR(a, a_index, b, b_index, b_stride, depth, ahead, begin, end), generate
 
 
 @intrinsic
@@ -323,12 +299,12 @@ def row_sums(typing_context, array, index):
         stride = types.int64, ir.Constant(_WORD, LANES)
         numba_types, values = zip(*zip(signature.args, values, strict=True), stride, strict=True)
         places = _row_places(context, builder, numba_types, values)
-        return _folded_rows(builder, [_read(builder, place) for place in places])
+        return folded_rows(builder, [read_from(builder, place) for place in places])
 
     return VECTOR(array, index), generate
 
 
-def _folded_rows(builder, rows):
+def folded_rows(builder, rows):
     """Return the sum of each of LANES vectors: halve their number and double the sums in a vector, in turns.
 
     Lanes that differ in one bit are added, from the lowest bit on.
@@ -354,7 +330,7 @@ def _of_interleaved(count):
     def load_interleaved(typing_context, array, index):
         def generate(context, builder, signature, values):
             pieces = _adjacent(context, builder, signature.args, values, count)
-            pieces = [_read(builder, place) for place in pieces]
+            pieces = [read_from(builder, place) for place in pieces]
             found = [
                 _gathered(builder, pieces, [lane * count + k for lane in range(LANES)]) for k in range(count)
             ]
@@ -386,7 +362,7 @@ def _adjacent(context, builder, numba_types, values, count):
     first = context.cast(builder, values[1], numba_types[1], types.intp)
     indices = [builder.add(first, ir.Constant(_WORD, number * LANES)) for number in range(count)]
     kinds = numba_types[0], types.intp
-    return [_place(context, builder, kinds, (values[0], index)) for index in indices]
+    return [place_of(context, builder, kinds, (values[0], index)) for index in indices]
 
 
 def _gathered(builder, vectors, elements):
@@ -419,10 +395,10 @@ def rounded(typing_context, pool, vector, is_stochastic, key, element, stride):
         if signature.args[0].dtype != types.uint16:
             return values[1]
         key, element, stride = _words(builder, values[3:])
-        steps = builder.mul(_splat(builder, stride), _indices(list(range(LANES))))
-        elements = builder.add(_splat(builder, element), steps)
+        steps = builder.mul(splat_of(builder, stride), _indices(list(range(LANES))))
+        elements = builder.add(splat_of(builder, element), steps)
         by_chance = _is_set(builder, values[2])
-        return round_bfloat16(builder, values[1], by_chance, _splat(builder, key), elements)
+        return round_bfloat16(builder, values[1], by_chance, splat_of(builder, key), elements)
 
     return VECTOR(pool, vector, is_stochastic, key, element, stride), generate
 

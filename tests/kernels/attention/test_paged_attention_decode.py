@@ -225,12 +225,12 @@ def test_a_position_has_the_same_bits_in_every_batch_and_for_every_number_of_pos
         pytest.skip("the CPU path computes in float32; float16 has the reference")
     monkeypatch.setattr(module, "FIXED_SPLIT_TOKENS", 64)
     torch.manual_seed(num_heads)
-    lengths = [7, 0, 133]
+    lengths = [7, 0, 133, 129]  # the last row's positions see 127, 128 and 129 tokens
     cache = PagedCache(
         lengths, kv_heads=kv_heads, block_size=16, head_dim=32, dtype=dtype, device=target.device
     )
     q = queries(len(lengths), 3, num_heads, 32, dtype, target.device)
-    together = invariant(target, q, cache, slice(0, 3), 4000)
+    together = invariant(target, q, cache, slice(0, 4), 4000)
     assert_attends(together, dense(cache, q, 0.2))
     for row, length in enumerate(lengths):
         alone = invariant(target, q, cache, slice(row, row + 1), max(length, 1))
@@ -241,5 +241,5 @@ def test_a_position_has_the_same_bits_in_every_batch_and_for_every_number_of_pos
             seq_lens=(cache.seq_lens - 3 + end).clamp(min=0),
             **{name: getattr(cache, name) for name in ("k_cache", "v_cache", "block_table")},
         )
-        step = invariant(target, q[:, first:end], then, [0, 2], 133)
-        assert torch.equal(step, together[[0, 2], first:end])
+        step = invariant(target, q[:, first:end], then, [0, 2, 3], 133)
+        assert torch.equal(step, together[[0, 2, 3], first:end])

@@ -1,0 +1,53 @@
+"""What the CPU's attention needs of vector registers beyond :mod:`kernels.cpu.vector`.
+
+A page is the keys or values of `lanes()` adjacent tokens of a block. A step of a decode row is eight pages.
+
+| operator | meaning |
+|---|---|
+| `dot_page(a, index, b, place, stride, depth, ahead, begin, end)` | lane t: a . token t of the page |
+| `dot_pages(a, index, b, places, offset, stride, depth, ahead, begin, end)` | 1/8 of each page |
+| `order_pages(scores, index)` | put the results of `dot_pages` in the order of `dot_page`'s |
+| `add_pages_2(weights, p, values, places, stride, acc, a, width, ahead, bounds)` | acc += weights . values |
+
+`dot_pages` takes lanes() / 8 tokens of each page, the first of them at `offset`. The depth is a multiple of
+lanes(). Meanwhile both products prefetch what is `ahead` elements after columns `begin : end` of each token.
+
+`add_pages_2` is for two queries, `add_pages_1` and `add_pages_3` are for one and three. A query's weights are
+a step after those of the query before it, its sums a width after. The bounds are `first, last, count, begin,
+end`. Tokens `first : last` of each page are added, as far as they are among the step's first `count` tokens:
+one token of each page in turn. Meanwhile the same tokens of pages `begin : end` at `ahead` are prefetched.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import zlib
+from pathlib import Path
+from typing import Any
+
+from kernels.cpu import vector
+from kernels.cpu.compiler import CpuIntrinsic
+
+
+class PageOperator(CpuIntrinsic):
+    """The function of this name in page_ir.py, which is imported when the first kernel compiles."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    @functools.cached_property
+    def dispatcher(self) -> Any:
+        return getattr(importlib.import_module("kernels.attention.page_ir"), self.name)
+
+    @functools.cached_property
+    def _digest(self) -> int:
+        return zlib.crc32(Path(__file__).with_name("page_ir.py").read_bytes(), vector.load._digest)
+
+
+dot_page = PageOperator("dot_page")
+dot_pages = PageOperator("dot_pages")
+order_pages = PageOperator("order_pages")
+add_pages_1 = PageOperator("add_pages_1")
+add_pages_2 = PageOperator("add_pages_2")
+add_pages_3 = PageOperator("add_pages_3")
