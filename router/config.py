@@ -50,6 +50,9 @@ ReasoningParserName = Literal[
 ]
 
 
+CacheIsolation = Literal["key", "none"]
+"""Who shares cached prompts: requests of one API key, or all requests."""
+
 HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 """A token of RFC 9110, section 5.6.2."""
 
@@ -228,6 +231,8 @@ class RouterConfig:
     starts."""
     api_keys_file: Path | None = None
     """The file that says who may send requests, see :mod:`router.access.key_file`; None: everybody may."""
+    cache_isolation: CacheIsolation = "key"
+    """Who shares cached prompts: requests of one API key, or all requests with the same ``cache_salt``."""
     limit_store: str = ""
     """Where the limits of API keys are counted: ``sqlite:FILE`` or ``redis://host:port/db``. Empty: in this
     process's memory."""

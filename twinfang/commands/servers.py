@@ -162,6 +162,7 @@ def router_config(values: argparse.Namespace) -> RouterConfig:
         max_queue=values.max_queue,
         hold_s=values.hold_s,
         api_keys_file=values.api_keys_file,
+        cache_isolation=values.cache_isolation,
         limit_store=values.limit_store or "",
         cors_origins=values.cors_origin,
         allowed_hosts=values.allowed_host,
