@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from fastapi import FastAPI
 
 from router.access.authentication import Authentication
+from router.access.credentials import Credentials
 from router.access.cross_site import HostCheck, OriginCheck
 from router.admin.api import add_admin_api, add_process_api
 from router.admin.changes import Changes
@@ -92,8 +93,9 @@ def create_app(config: RouterConfig, *, on_fatal: OnFatal = end_process) -> Fast
     install_error_handlers(app, forms, Refusals(probes.PROBE_PATHS))
     for module in (completions, chat, messages, refused, creation, stored, tokenization, model_list, probes):
         app.include_router(module.router)
-    if resources.files.admin_token is not None:
-        add_admin_api(app, resources.files.admin_token)
+    credentials = resources.files.credentials
+    if credentials.give_roles:
+        add_admin_api(app, credentials)
         if config.place is not None and config.place.secret:
             add_process_api(app, config.place.secret)
         app.include_router(pages.router)
@@ -132,6 +134,7 @@ async def _serving(app: FastAPI, *, resources: Resources, on_fatal: OnFatal) -> 
         metrics=metrics,
         drain=resources.drain,
         key_file=key_file,
+        credentials=resources.files.credentials,
         quota=Quota(limiter, metrics.quota),
         grammars=GrammarChecker(),
         requests=RequestLog(),
@@ -145,7 +148,7 @@ async def _serving(app: FastAPI, *, resources: Resources, on_fatal: OnFatal) -> 
     )
     services.metrics.registry.register(services.lag)
     services.metrics.registry.register(app.state.refusals)
-    siblings = _siblings(config)
+    siblings = _siblings(config, resources.files.credentials)
     ledger = Ledger(services.process)
     changes = app.state.changes = Changes(
         pool, membership, settings, resources.files.state_file, ledger, siblings
@@ -171,6 +174,9 @@ async def _serving(app: FastAPI, *, resources: Resources, on_fatal: OnFatal) -> 
         watching.append(start_background(files.state_file.keep_trying(), "state file", on_fatal))
     if files.key_file is not None:
         watching.append(start_background(files.key_file.watch(), "watch of the API keys", on_fatal))
+    if files.issuer_keys is not None:
+        services.metrics.registry.register(files.issuer_keys)
+        watching.append(start_background(files.issuer_keys.watch(), "keys of the token issuer", on_fatal))
     if files.certificate is not None:
         services.metrics.registry.register(files.certificate)
         watching.append(start_background(files.certificate.watch(), "watch of the certificate", on_fatal))
@@ -183,6 +189,8 @@ async def _serving(app: FastAPI, *, resources: Resources, on_fatal: OnFatal) -> 
             await pods.close()
         await cancel_and_wait(*watching)
         await limiter.close()
+        if files.issuer_keys is not None:
+            await files.issuer_keys.close()
         await changes.close()
         if siblings is not None:
             await siblings.close()
@@ -191,11 +199,11 @@ async def _serving(app: FastAPI, *, resources: Resources, on_fatal: OnFatal) -> 
         await resources.close()
 
 
-def _siblings(config: RouterConfig) -> Siblings | None:
+def _siblings(config: RouterConfig, credentials: Credentials) -> Siblings | None:
     """Return the way to the other processes on this port; None if there are none, or there is no admin API
     that could ask them. Only then is an HTTP client imported."""
     place = config.place
-    if place is None or not place.secret or config.admin_token_file is None or len(place.ports) == 1:
+    if place is None or not place.secret or not credentials.give_roles or len(place.ports) == 1:
         return None
     from router.admin.processes.channel import Siblings
 
@@ -243,7 +251,7 @@ def _entrance(app: RouterApp, resources: Resources) -> Entrance:
         Checks(
             HostCheck(AllowedHosts.of(config.host, config.allowed_hosts)),
             OriginCheck(config.cors_origins),
-            Authentication(resources.files.key_file, probes.OPEN_PATHS),
+            Authentication(resources.files.credentials, probes.OPEN_PATHS),
             on_unauthorized=lambda: app.state.services.metrics.unauthorized.inc(),
         ),
         drain=resources.drain,

@@ -124,6 +124,29 @@ def check_address(address: str) -> None:
         )
 
 
+@dataclass(frozen=True)
+class TokenIssuer:
+    """Who signs bearer tokens, and what their claims mean. Raises :class:`ConfigError` for values that can't
+    work."""
+
+    issuer: str
+    """The issuer's URL, exactly as its tokens name it."""
+    audience: str
+    """What tokens for this router name as their audience."""
+    keys: str = ""
+    """The file or the address of the issuer's public keys. Empty: its OpenID configuration names them."""
+    tenant_claim: str = "sub"
+    """Requests of tokens with equal values of this claim are those of one client."""
+    priority_claim: str = "twinfang_min_priority"
+    limits_claim: str = "twinfang_limits"
+    role_claim: str = "twinfang_role"
+
+    def __post_init__(self) -> None:
+        for name in ("issuer", "audience", "tenant_claim", "priority_claim", "limits_claim", "role_claim"):
+            if not getattr(self, name):
+                raise ConfigError(f"`jwt_{name}` is empty: give a value, or leave the flag out")
+
+
 ROLE_LABEL = "twinfang.io/role"
 """The pod label that says ``prefill`` or ``decode``; a server that does both is a decode server."""
 
@@ -231,6 +254,11 @@ class RouterConfig:
     starts."""
     api_keys_file: Path | None = None
     """The file that says who may send requests, see :mod:`router.access.key_file`; None: everybody may."""
+    token_issuer: TokenIssuer | None = None
+    """Whose bearer tokens may be sent instead of API keys; None: nobody's."""
+    metrics_need_role: bool = False
+    """Whether ``/metrics`` needs the role ``view``. If not, everybody may read them, without figures of
+    keys."""
     cache_isolation: CacheIsolation = "key"
     """Who shares cached prompts: requests of one API key, or all requests with the same ``cache_salt``."""
     limit_store: str = ""

@@ -123,9 +123,10 @@ class Entrance:
         """Admit a request from an allowed site, unless the router stops or an API key is missing."""
         is_counted = not scope["path"].startswith(self._still_answered)
         try:
+            key = await self._checks.authentication.key_of(scope)
             if is_counted:
-                self._drain.refuse()
-            client = note_client(scope, self._checks.authentication.key_of(scope))
+                self._drain.refuse()  # last: to check a token may take a while
+            client = note_client(scope, key)
         except TwinfangError as error:
             response = error_response(error, scope)
             if isinstance(error, AuthenticationError):

@@ -11,19 +11,22 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from router.config import RouterConfig
+from router.config import RouterConfig, TokenIssuer
 from router.fleet.pool_membership import Membership
 from router.http.drain import Drain
 from telemetry.tracing import start_tracing
 
 if TYPE_CHECKING:
+    from router.access.bearer_tokens import BearerTokens
     from router.access.certificate import Certificate
+    from router.access.issuer_keys import IssuerKeys
     from router.kubernetes.pod_watch import PodWatch
     from telemetry.otel import Tracing
 
 
 from collections.abc import Mapping
 
+from router.access.credentials import Credentials
 from router.access.key_file import KeyFile
 from router.admin.admin_token import AdminToken
 from router.admin.state_file import SavedChanges, StateFile
@@ -31,6 +34,7 @@ from router.api.responses.response_file import ResponseFile
 from router.api.responses.response_store import NoStore, ResponseStore
 from router.models.folder import ModelFolder
 from router.quota.opening import check_store
+from wire.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,10 @@ class Files:
     key_file: KeyFile | None
     model_folders: Mapping[str, ModelFolder]
     """Keys: the names that the models are served under."""
-    admin_token: AdminToken | None
+    credentials: Credentials
+    """Who may do what."""
+    issuer_keys: IssuerKeys | None
+    """The keys of bearer tokens; None: there is no issuer."""
     state_file: StateFile | None
     saved: SavedChanges
     response_store: ResponseStore
@@ -56,12 +63,29 @@ class Files:
         key_file = None if config.api_keys_file is None else KeyFile(config.api_keys_file)
         folders = {source.name: ModelFolder.read(source) for source in config.models}
         token = None if config.admin_token_file is None else AdminToken.from_file(config.admin_token_file)
+        tokens = None if config.token_issuer is None else _bearer_tokens(config.token_issuer)
+        credentials = Credentials(key_file, tokens, None if token is None else token.matches)
+        if config.metrics_need_role and not credentials.give_roles:
+            raise ConfigError(
+                "`metrics_need_role` is on, and nobody has a role: give an admin token, an issuer of tokens, "
+                "or an API key with role=view"
+            )
         state_file = None if config.state_file is None else StateFile(config.state_file)
         saved = SavedChanges() if state_file is None else state_file.load()
         check_store(config.limit_store)
         certificate = _certificate(config)
         store = _response_store(config)
-        return cls(saved.applied_to(config), key_file, folders, token, state_file, saved, store, certificate)
+        return cls(
+            saved.applied_to(config),
+            key_file,
+            folders,
+            credentials,
+            None if tokens is None else tokens.keys,
+            state_file,
+            saved,
+            store,
+            certificate,
+        )
 
     def close(self) -> None:
         if self.state_file is not None:
@@ -94,6 +118,15 @@ class Resources:
         self.files.close()
         if self.tracing is not None:
             await asyncio.to_thread(self.tracing.close)
+
+
+def _bearer_tokens(issuer: TokenIssuer) -> BearerTokens:
+    """Return the check of an issuer's tokens. Its library is imported only here. Raises
+    :class:`ConfigError`."""
+    from router.access.bearer_tokens import BearerTokens
+    from router.access.issuer_keys import IssuerKeys
+
+    return BearerTokens(issuer, IssuerKeys.of(issuer))
 
 
 def _certificate(config: RouterConfig) -> Certificate | None:

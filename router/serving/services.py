@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 from fastapi import Request
 
+from router.access.credentials import Credentials
 from router.access.key_file import KeyFile
 from router.config import LiveConfig, RouterConfig
 from router.fleet.absence import Absence, AbsenceLog
@@ -35,7 +36,9 @@ class Services:
     metrics: Metrics
     drain: Drain
     key_file: KeyFile | None
-    """None: no API key is needed."""
+    """None: there are no API keys."""
+    credentials: Credentials
+    """Who may do what."""
     quota: Quota
     grammars: GrammarChecker
     requests: RequestLog

@@ -33,7 +33,7 @@ def _run(values: argparse.Namespace) -> None:
     key = new_key()
     given = {name: getattr(values, name) for name in LIMIT_NAMES}
     limits = KeyLimits(**given) if any(given.values()) else None
-    line = key_line(ApiKey(values.key_name, digest_of(key), values.min_priority, limits))
+    line = key_line(ApiKey(values.key_name, digest_of(key), values.min_priority, limits, values.role))
     path: Path | None = values.api_keys_file
     if path is not None:
         _append(path, line)

@@ -348,7 +348,7 @@ API_KEY = Command(
     "as Authorization: Bearer KEY. Several keys may have the same name; they share this name's part of the "
     "servers when requests have to wait, and what they have used of their limits.",
     (
-        FlagGroup("key", (table.KEY_NAME, table.KEYS_FILE, table.MIN_PRIORITY)),
+        FlagGroup("key", (table.KEY_NAME, table.KEYS_FILE, table.MIN_PRIORITY, table.KEY_ROLE)),
         FlagGroup("limits", table.KEY_LIMITS),
         table.LOGS,
     ),

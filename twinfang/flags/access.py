@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from twinfang.flags.flag import Flag
-from twinfang.flags.values import existing_file, limit_store, one_of
+from twinfang.flags.values import existing_file, limit_store, one_of, some_text, yes_or_no
 
 API_KEYS_FILE = Flag(
     *("--api-keys-file", "FILE", existing_file),
@@ -19,6 +19,49 @@ LIMIT_STORE = Flag(
     default_text="memory; with --workers, an SQLite file that ends with the router",
     is_secret=True,
 )
+JWT_ISSUER = Flag(
+    *("--jwt-issuer", "URL", some_text),
+    "accept bearer tokens (JWT) of this OpenID Connect issuer beside API keys; exactly as tokens name it",
+    default_text="none",
+)
+JWT_AUDIENCE = Flag(
+    *("--jwt-audience", "NAME", some_text, "the audience that tokens for this router name"),
+    default_text="none; needed with --jwt-issuer",
+)
+JWT_KEYS = Flag(
+    *("--jwt-keys", "FILE|URL", some_text),
+    "the issuer's public keys (JWKS); a file is read again whenever it changes, an address every five "
+    "minutes and when a token names a new key",
+    default_text="the address in the issuer's OpenID configuration",
+)
+JWT_TENANT_CLAIM = Flag(
+    *("--jwt-tenant-claim", "CLAIM", some_text),
+    "the claim that says whose a request is, for limits, fair shares and cached prompts; dots lead into "
+    "objects, here and in the other claims",
+    default="sub",
+)
+JWT_PRIORITY_CLAIM = Flag(
+    *("--jwt-priority-claim", "CLAIM", some_text, "the claim with the least priority, as in a key's line"),
+    default="twinfang_min_priority",
+)
+JWT_LIMITS_CLAIM = Flag(
+    *("--jwt-limits-claim", "CLAIM", some_text),
+    "the claim with limits, an object whose names are those of a key's line",
+    default="twinfang_limits",
+)
+JWT_ROLE_CLAIM = Flag(
+    *("--jwt-role-claim", "CLAIM", some_text),
+    "the claim with roles for the admin API: view, operate or configure, or a list with one of them",
+    default="twinfang_role",
+)
+METRICS_NEED_ROLE = Flag(
+    *("--metrics-need-role", "", yes_or_no),
+    "answer /metrics only to who has the role view; otherwise everybody may read them, without the figures "
+    "of keys",
+    default=False,
+    default_text="off",
+    is_switch=True,
+)
 CACHE_ISOLATION = Flag(
     *("--cache-isolation", "key|none", one_of("key", "none")),
     "who shares cached prompts: the requests of one API key, or all requests. Shared prompts save work, and "
@@ -31,4 +74,8 @@ ADMIN_TOKEN_FILE = Flag(
     default_text="none: there is no admin API",
 )
 
-ACCESS = (API_KEYS_FILE, CACHE_ISOLATION, LIMIT_STORE, ADMIN_TOKEN_FILE)
+JWT = (
+    *(JWT_ISSUER, JWT_AUDIENCE, JWT_KEYS),
+    *(JWT_TENANT_CLAIM, JWT_PRIORITY_CLAIM, JWT_LIMITS_CLAIM, JWT_ROLE_CLAIM),
+)
+ACCESS = (API_KEYS_FILE, *JWT, CACHE_ISOLATION, LIMIT_STORE, ADMIN_TOKEN_FILE, METRICS_NEED_ROLE)

@@ -238,6 +238,12 @@ MIN_PRIORITY = Flag(
     default_text="any",
 )
 
+KEY_ROLE = Flag(
+    *("--role", "view|operate|configure", one_of("view", "operate", "configure")),
+    "what the key may do through the admin API, and whether it may read the figures of keys in /metrics",
+    default_text="nothing",
+)
+
 _limit = integer(1, 10**15)
 KEY_LIMITS = (
     Flag(

@@ -1,0 +1,69 @@
+"""Checks who calls the admin API, and whether their role suffices, before every route."""
+
+from __future__ import annotations
+
+import re
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from router.access.api_keys import NOBODY, ApiKey
+from router.access.credentials import Credentials
+from router.access.role import Role
+from router.http.openai_errors import error_response
+from wire.errors import TwinfangError
+
+PREFIX = "/admin/v1"
+
+_OPERATE = (r"/requests/[^/]+/abort", r"/workers/[^/]+/drain", r"/workers/[^/]+/undrain")
+
+
+def role_for(method: str, path: str) -> Role:
+    """Return the role that a call needs. A call that is added later needs the highest until this function
+    knows better."""
+    if method in ("GET", "HEAD"):
+        return "view"
+    inner = path.removeprefix(PREFIX)
+    if method == "POST" and any(re.fullmatch(pattern, inner) for pattern in _OPERATE):
+        return "operate"
+    return "configure"
+
+
+class RoleCheck:
+    """Pure ASGI: refuses everything under the prefix to those whose role does not suffice.
+
+    It runs before every route, so that no route that is added later can lack the check, and the answer does
+    not tell whether there is one.
+    """
+
+    def __init__(self, app: ASGIApp, credentials: Credentials) -> None:
+        self._app = app
+        self._credentials = credentials
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket") or not _is_under(PREFIX, scope["path"]):
+            await self._app(scope, receive, send)
+            return
+        try:
+            await self._admit(scope)
+        except TwinfangError as error:
+            response = error_response(error, scope)
+            if error.http_status == 401:
+                response.headers["WWW-Authenticate"] = "Bearer"
+            await response(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    async def _admit(self, scope: Scope) -> None:
+        needed = role_for(scope.get("method", ""), scope["path"])
+        key = await self._credentials.operator_with(needed, scope)
+        scope["state"]["operator"] = key
+
+
+def operator_of(scope: Scope) -> ApiKey:
+    """Return who was let in to the admin API."""
+    key: ApiKey = scope["state"].get("operator", NOBODY)
+    return key
+
+
+def _is_under(prefix: str, path: str) -> bool:
+    return path == prefix or path.startswith(prefix + "/")
