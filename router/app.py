@@ -10,7 +10,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
+from starlette.types import Scope
 
+from router.access.audited import note_refusal
 from router.access.authentication import Authentication
 from router.access.credentials import Credentials
 from router.access.cross_site import HostCheck, OriginCheck
@@ -29,6 +31,7 @@ from router.api.openai import chat, completions, model_list, tokenization
 from router.api.openai.schemas import ERRORS
 from router.api.responses import creation, stored
 from router.api.responses.own_responses import StoreTurns
+from router.audit.audit_log import Audit, AuditLog
 from router.background import OnFatal, cancel_and_wait, start_background
 from router.config import LiveConfig, RouterConfig
 from router.entrance import Checks, Entrance, RouterApp
@@ -57,6 +60,7 @@ from router.serving.inbox import Backlog
 from router.serving.services import Services
 from router.serving.slice_lane import SliceLane
 from telemetry.loop_lag import LoopLag
+from wire.errors import TwinfangError
 from wire.http.cross_site import AllowedHosts
 
 if TYPE_CHECKING:
@@ -95,7 +99,7 @@ def create_app(config: RouterConfig, *, on_fatal: OnFatal = end_process) -> Fast
         app.include_router(module.router)
     credentials = resources.files.credentials
     if credentials.give_roles:
-        add_admin_api(app, credentials)
+        add_admin_api(app, credentials, resources.audit)
         if config.place is not None and config.place.secret:
             add_process_api(app, config.place.secret)
         app.include_router(pages.router)
@@ -135,6 +139,7 @@ async def _serving(app: FastAPI, *, resources: Resources, on_fatal: OnFatal) -> 
         drain=resources.drain,
         key_file=key_file,
         credentials=resources.files.credentials,
+        audit=resources.audit,
         quota=Quota(limiter, metrics.quota),
         grammars=GrammarChecker(),
         requests=RequestLog(),
@@ -173,7 +178,11 @@ async def _serving(app: FastAPI, *, resources: Resources, on_fatal: OnFatal) -> 
     if files.state_file is not None:
         watching.append(start_background(files.state_file.keep_trying(), "state file", on_fatal))
     if files.key_file is not None:
-        watching.append(start_background(files.key_file.watch(), "watch of the API keys", on_fatal))
+        watching.append(
+            start_background(files.key_file.watch(services.keys_changed), "watch of the API keys", on_fatal)
+        )
+    if isinstance(resources.audit, AuditLog):
+        watching.append(start_background(resources.audit.run(), "audit log", on_fatal))
     if files.issuer_keys is not None:
         services.metrics.registry.register(files.issuer_keys)
         watching.append(start_background(files.issuer_keys.watch(), "keys of the token issuer", on_fatal))
@@ -197,6 +206,11 @@ async def _serving(app: FastAPI, *, resources: Resources, on_fatal: OnFatal) -> 
         await pool.close()
         await services.grammars.close()
         await resources.close()
+
+
+def _note_unauthorized(app: RouterApp, audit: Audit, scope: Scope, error: TwinfangError) -> None:
+    app.state.services.metrics.unauthorized.inc()
+    note_refusal(audit, scope, error)
 
 
 def _siblings(config: RouterConfig, credentials: Credentials) -> Siblings | None:
@@ -252,7 +266,7 @@ def _entrance(app: RouterApp, resources: Resources) -> Entrance:
             HostCheck(AllowedHosts.of(config.host, config.allowed_hosts)),
             OriginCheck(config.cors_origins),
             Authentication(resources.files.credentials, probes.OPEN_PATHS),
-            on_unauthorized=lambda: app.state.services.metrics.unauthorized.inc(),
+            on_unauthorized=partial(_note_unauthorized, app, resources.audit),
         ),
         drain=resources.drain,
         still_answered=(*probes.PROBE_PATHS, "/admin"),

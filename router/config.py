@@ -259,6 +259,8 @@ class RouterConfig:
     metrics_need_role: bool = False
     """Whether ``/metrics`` needs the role ``view``. If not, everybody may read them, without figures of
     keys."""
+    audit_log: Path | None = None
+    """The file that keeps who did what; None: nothing is kept."""
     cache_isolation: CacheIsolation = "key"
     """Who shares cached prompts: requests of one API key, or all requests with the same ``cache_salt``."""
     limit_store: str = ""

@@ -43,7 +43,7 @@ class Checks:
     hosts: HostCheck
     origins: OriginCheck
     authentication: Authentication
-    on_unauthorized: Callable[[], None]
+    on_unauthorized: Callable[[Scope, TwinfangError], None]
 
 
 class Entrance:
@@ -130,7 +130,7 @@ class Entrance:
         except TwinfangError as error:
             response = error_response(error, scope)
             if isinstance(error, AuthenticationError):
-                self._checks.on_unauthorized()
+                self._checks.on_unauthorized(scope, error)
                 response.headers["WWW-Authenticate"] = "Bearer"
             await response(scope, receive, send)
             return

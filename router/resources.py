@@ -32,6 +32,8 @@ from router.admin.admin_token import AdminToken
 from router.admin.state_file import SavedChanges, StateFile
 from router.api.responses.response_file import ResponseFile
 from router.api.responses.response_store import NoStore, ResponseStore
+from router.audit.audit_log import Audit, AuditLog, NoAudit
+from router.audit.chain_file import ChainFile
 from router.models.folder import ModelFolder
 from router.quota.opening import check_store
 from wire.errors import ConfigError
@@ -55,6 +57,7 @@ class Files:
     saved: SavedChanges
     response_store: ResponseStore
     certificate: Certificate | None
+    audit_file: ChainFile | None
 
     @classmethod
     def read(cls, config: RouterConfig) -> Files:
@@ -85,12 +88,15 @@ class Files:
             saved,
             store,
             certificate,
+            None if config.audit_log is None else ChainFile(config.audit_log),
         )
 
     def close(self) -> None:
         if self.state_file is not None:
             self.state_file.close()
         self.response_store.close()
+        if self.audit_file is not None:
+            self.audit_file.close()
         for folder in self.model_folders.values():
             folder.tokenizer.close()
 
@@ -103,6 +109,7 @@ class Resources:
     drain: Drain
     make_pod_watch: Callable[[Membership], PodWatch] | None
     tracing: Tracing | None
+    audit: Audit
 
     @classmethod
     def open(cls, config: RouterConfig) -> Resources:
@@ -112,7 +119,9 @@ class Resources:
         tracing = start_tracing(
             "twinfang-router", secrets.token_hex(8), endpoint=config.otlp_endpoint, environment=os.environ
         )
-        return cls(files, Drain(), make_pod_watch, tracing)
+        place, file = config.place, files.audit_file
+        audit = NoAudit() if file is None else AuditLog(file, 0 if place is None else place.index)
+        return cls(files, Drain(), make_pod_watch, tracing, audit)
 
     async def close(self) -> None:
         self.files.close()

@@ -65,6 +65,11 @@ class ApiKeys:
     def __iter__(self) -> Iterator[ApiKey]:
         return iter(self._keys)
 
+    def described(self) -> set[str]:
+        """Return a line for each key: its name, what it may do, and the beginning of its digest, which tells
+        keys of one name apart."""
+        return {_described(key) for key in self._keys}
+
     def find(self, presented: str) -> ApiKey | None:
         """Return the key, or None. The search takes the same time for every valid key and for a wrong one."""
         digest = digest_of(presented)
@@ -73,3 +78,9 @@ class ApiKeys:
             if hmac.compare_digest(key.digest, digest):
                 found = key
         return found
+
+
+def _described(key: ApiKey) -> str:
+    options = [("min_priority", key.min_priority), *(key.limits or ()), ("role", key.role)]
+    told = [f"{name}={value}" for name, value in options if value is not None]
+    return " ".join([key.name, key.digest.hex()[:12], *told])

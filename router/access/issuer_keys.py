@@ -146,11 +146,9 @@ class IssuerKeys(Collector):
         source: KeySource,
         issuer: str,
         *,
-        on_change: Callable[[PublicKeys, PublicKeys], None] = lambda _before, _now: None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._source, self._issuer, self._now = source, issuer, now
-        self.on_change = on_change
         self.known = PublicKeys()
         self._problem = ""
         self._read_s: float | None = None
@@ -235,7 +233,6 @@ class IssuerKeys(Collector):
         before, self.known = self.known, PublicKeys.parse(text)
         if self.known != before:
             log.info("keys of the issuer %s: %s", self._issuer, ", ".join(self.known.names))
-            self.on_change(before, self.known)
         self._problem, self._read_s = "", self._now()
 
     def collect(self) -> Iterable[Metric]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
@@ -105,6 +106,9 @@ def _options_of(fields: list[str], where: str) -> dict[str, int]:
     return options
 
 
+OnChange = Callable[[ApiKeys, ApiKeys], None]
+
+
 class KeyFile:
     """The keys that are valid now. Raises :class:`ConfigError` if the file can't be read at the start."""
 
@@ -115,12 +119,15 @@ class KeyFile:
         if not len(self.keys):
             log.warning("%s holds no API key: every request will be refused", path)
 
-    async def watch(self) -> None:
+    async def watch(self, on_change: OnChange) -> None:
         """Read the file again whenever it changes, until this task is cancelled. An added or removed key
-        takes effect within about a second."""
+        takes effect within about a second. ``on_change`` gets the keys before and after."""
         while True:
             await asyncio.sleep(LOOK_INTERVAL_S)
+            before = self.keys
             self.look()
+            if self.keys is not before:
+                on_change(before, self.keys)
 
     def look(self) -> None:
         """Read the file again if it has changed. If it can't be read, the keys stay as they were."""

@@ -12,6 +12,7 @@ from router.access.credentials import Credentials
 from router.admin import config, events, requests, stats, workers
 from router.admin.admin_token import AdminToken, SecretCheck
 from router.admin.role_check import PREFIX, RoleCheck
+from router.audit.audit_log import Audit
 
 
 class ErrorDetail(BaseModel):
@@ -41,7 +42,7 @@ MODULES = (workers, requests, config, stats, events)
 """Those with the routes of the admin API."""
 
 
-def add_admin_api(app: FastAPI, credentials: Credentials) -> None:
+def add_admin_api(app: FastAPI, credentials: Credentials, audit: Audit) -> None:
     """Add the routes of the admin API, and the check for the caller's role that runs before them."""
     documented = HTTPBearer(
         auto_error=False,
@@ -51,7 +52,7 @@ def add_admin_api(app: FastAPI, credentials: Credentials) -> None:
     for module in MODULES:
         api.include_router(module.router)
     app.include_router(api)
-    app.add_middleware(RoleCheck, credentials=credentials)
+    app.add_middleware(RoleCheck, credentials=credentials, audit=audit)
 
 
 def add_process_api(app: FastAPI, secret: str) -> None:

@@ -6,9 +6,11 @@ import re
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from router.access.api_keys import NOBODY, ApiKey
+from router.access.audited import operator_with
 from router.access.credentials import Credentials
 from router.access.role import Role
+from router.admin.audited_call import AuditedCall
+from router.audit.audit_log import Audit
 from router.http.openai_errors import error_response
 from wire.errors import TwinfangError
 
@@ -35,34 +37,29 @@ class RoleCheck:
     not tell whether there is one.
     """
 
-    def __init__(self, app: ASGIApp, credentials: Credentials) -> None:
+    def __init__(self, app: ASGIApp, credentials: Credentials, audit: Audit) -> None:
         self._app = app
         self._credentials = credentials
+        self._audit = audit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket") or not _is_under(PREFIX, scope["path"]):
             await self._app(scope, receive, send)
             return
+        needed = role_for(scope.get("method", ""), scope["path"])
         try:
-            await self._admit(scope)
+            operator = await operator_with(needed, self._credentials, self._audit, scope)
         except TwinfangError as error:
             response = error_response(error, scope)
             if error.http_status == 401:
                 response.headers["WWW-Authenticate"] = "Bearer"
             await response(scope, receive, send)
             return
-        await self._app(scope, receive, send)
-
-    async def _admit(self, scope: Scope) -> None:
-        needed = role_for(scope.get("method", ""), scope["path"])
-        key = await self._credentials.operator_with(needed, scope)
-        scope["state"]["operator"] = key
-
-
-def operator_of(scope: Scope) -> ApiKey:
-    """Return who was let in to the admin API."""
-    key: ApiKey = scope["state"].get("operator", NOBODY)
-    return key
+        act = AuditedCall(self._audit, scope, operator, changes=needed != "view")
+        try:
+            await self._app(scope, receive, act.sending(send))
+        finally:
+            await act.end()
 
 
 def _is_under(prefix: str, path: str) -> bool:

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from router.access.audited import operator_with
 from router.access.credentials import has_secret
 from router.fleet.absence import Absence
 from router.http.openai_errors import error_response
@@ -92,7 +93,7 @@ async def metrics_of_one(request: Request) -> Response:
     services, place = services_of(request), services_of(request).config.place
     is_sibling = place is not None and bool(place.secret) and has_secret(request.scope, place.secret)
     if services.config.metrics_need_role and not is_sibling:
-        await services.credentials.operator_with("view", request.scope)
+        await operator_with("view", services.credentials, services.audit, request.scope)
     return Response(_own_metrics(services, with_keys=is_sibling), media_type=CONTENT_TYPE_LATEST)
 
 
@@ -100,7 +101,7 @@ async def _may_see_keys(request: Request, services: Services) -> bool:
     """Return whether a scrape shows the figures of keys. If metrics need a role, raises what
     :meth:`Credentials.operator_with` raises."""
     if services.config.metrics_need_role:
-        await services.credentials.operator_with("view", request.scope)
+        await operator_with("view", services.credentials, services.audit, request.scope)
         return True
     return await services.credentials.has_role("view", request.scope)
 

@@ -164,6 +164,7 @@ def router_config(values: argparse.Namespace) -> RouterConfig:
         api_keys_file=values.api_keys_file,
         token_issuer=_token_issuer(values),
         metrics_need_role=values.metrics_need_role,
+        audit_log=values.audit_log,
         cache_isolation=values.cache_isolation,
         limit_store=values.limit_store or "",
         cors_origins=values.cors_origin,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from twinfang.flags.audit_link import audit_link
 from twinfang.flags.flag import Flag
-from twinfang.flags.values import existing_file, limit_store, one_of, some_text, yes_or_no
+from twinfang.flags.values import existing_file, file_path, limit_store, one_of, only, some_text, yes_or_no
 
 API_KEYS_FILE = Flag(
     *("--api-keys-file", "FILE", existing_file),
@@ -62,6 +63,12 @@ METRICS_NEED_ROLE = Flag(
     default_text="off",
     is_switch=True,
 )
+AUDIT_LOG = Flag(
+    *("--audit-log", "FILE", file_path),
+    "file to which acts of operators, refused requests and changed keys are appended, one JSON line each; "
+    "`twinfang audit verify FILE` finds out whether a line was changed",
+    default_text="none",
+)
 CACHE_ISOLATION = Flag(
     *("--cache-isolation", "key|none", one_of("key", "none")),
     "who shares cached prompts: the requests of one API key, or all requests. Shared prompts save work, and "
@@ -74,8 +81,20 @@ ADMIN_TOKEN_FILE = Flag(
     default_text="none: there is no admin API",
 )
 
+AUDIT_ACTION = Flag(*("--action", "verify", only("verify"), "what to do with the files"), default="verify")
+AUDIT_FILES = Flag(
+    *("--file", "FILE", existing_file, "an audit log; repeat for files that were moved away, oldest first"),
+    repeatable=True,
+)
+EXPECTED_LINE = Flag(
+    *("--expect", "NUMBER:HASH", audit_link),
+    "a line that must be there, as the router's log or an earlier check has named it; only so can it be told "
+    "that the last lines were removed",
+    default_text="none",
+)
+
 JWT = (
     *(JWT_ISSUER, JWT_AUDIENCE, JWT_KEYS),
     *(JWT_TENANT_CLAIM, JWT_PRIORITY_CLAIM, JWT_LIMITS_CLAIM, JWT_ROLE_CLAIM),
 )
-ACCESS = (API_KEYS_FILE, *JWT, CACHE_ISOLATION, LIMIT_STORE, ADMIN_TOKEN_FILE, METRICS_NEED_ROLE)
+ACCESS = (API_KEYS_FILE, *JWT, CACHE_ISOLATION, LIMIT_STORE, ADMIN_TOKEN_FILE, METRICS_NEED_ROLE, AUDIT_LOG)

@@ -244,6 +244,8 @@ KEY_ROLE = Flag(
     default_text="nothing",
 )
 
+KEY = (KEY_NAME, KEYS_FILE, MIN_PRIORITY, KEY_ROLE)
+
 _limit = integer(1, 10**15)
 KEY_LIMITS = (
     Flag(
