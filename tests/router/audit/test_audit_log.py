@@ -12,9 +12,7 @@ from router.access.api_keys import ApiKey, digest_of, new_key
 from router.access.key_file import key_line
 from router.audit.audit_log import MAX_PENDING, MAX_REFUSAL_KINDS, AuditLog
 from router.audit.repeats import FIRST_WINDOW_S, LONGEST_WINDOW_S, Repeats
-from router.audit.verification import verify
 from testing.conditions import until, wait_until
-from testing.router.admin_calls import TOKEN, get, ids, patch, post
 from testing.router.router_processes import HEADERS, real_processes
 from testing.router.scripted_servers import saying
 
@@ -44,52 +42,6 @@ def of(path, event):
 
 def bearer(token):
     return {"Authorization": f"Bearer {token}"}
-
-
-async def test_an_act_is_in_the_file_before_it_is_answered_with_before_and_after(make_admin_stack, path):
-    stack = await make_admin_stack(audit_log=path, num_decode=2)
-    await patch(stack, max_queue=7)
-    (call,) = of(path, "call")
-    assert call | {"who": "admin:token", "role": "configure", "from": "127.0.0.1", "status": 200} == call
-    assert call["what"] == "PATCH /admin/v1/config"
-    assert (call["before"], call["after"]) == ({"max_queue": 1024}, {"max_queue": 7})
-    worker = (await ids(stack))[0]
-    await post(stack, f"/workers/{worker}/drain")
-    await post(stack, f"/workers/{worker}/undrain")
-    assert (await stack.client.delete(f"/admin/v1/workers/{worker}")).status_code == 200
-    await post(stack, "/workers", 400, address="nonsense", role="decode")
-    await patch(stack, 400, max_queue=-1)
-    acts = [call for call in of(path, "call") if not call["what"].startswith("GET")]
-    assert [act["status"] for act in acts] == [200, 200, 200, 200, 400, 400]
-    assert [act.get("after", {}) and act["after"]["draining"] for act in acts[1:3]] == [True, False]
-    assert acts[3]["before"]["address"] == stack.decode[0].address
-    assert acts[3]["after"] is None
-    assert "after" not in acts[4]
-    assert not verify([path]).fault
-
-
-async def test_views_are_counted_and_refusals_are_named_without_what_was_sent(make_admin_stack, path, keys):
-    stack = await make_admin_stack(audit_log=path, api_keys_file=keys)
-    for _ in range(5):
-        await get(stack, "/config")
-        for headers in ({}, bearer("wrong-secret")):
-            answer = await stack.client.get("/admin/v1/config", headers={"Authorization": "", **headers})
-            assert answer.status_code == 401
-        assert (await stack.complete()).status_code == 401
-    refused = await stack.client.patch("/admin/v1/config", json={}, headers=bearer(VIEWER))
-    assert refused.status_code == 403
-    await until(lambda: of(path, "refused") and of(path, "call"))
-    assert len(of(path, "call")) == 1
-    await stack.exits.aclose()
-    views = of(path, "call")
-    assert [view.get("repeated") for view in views] == [None, 4]
-    assert all(view["what"] == "GET /admin/v1/config" for view in views)
-    refusals = of(path, "refused")
-    assert [refusal.get("repeated") for refusal in refusals] == [None, 15]
-    assert records(path)[-1]["event"] == "stopped"
-    assert "wrong-secret" not in path.read_text()
-    assert TOKEN not in path.read_text()
-    assert not verify([path]).fault
 
 
 async def test_no_prompt_and_no_key_is_in_the_file(make_stack, path, keys, monkeypatch):
@@ -159,6 +111,7 @@ def test_a_client_that_hammers_for_a_week_fills_no_disk():
     assert FIRST_WINDOW_S < LONGEST_WINDOW_S
 
 
+@pytest.mark.exhaustive
 def test_real_processes_write_one_chain_and_the_command_verifies_it(tmp_path, path):
     flags = ("--decode", "127.0.0.1:1", "--audit-log", str(path), "--state-file", str(tmp_path / "state"))
     with real_processes(tmp_path, 2, flags) as processes:
