@@ -8,7 +8,7 @@ from router.access.api_keys import ApiKey
 from router.access.credentials import Credentials
 from router.access.role import Role
 from router.audit.audit_log import Audit
-from wire.errors import TwinfangError
+from wire.errors import PermissionDeniedError, TwinfangError
 
 
 async def operator_with(needed: Role, credentials: Credentials, audit: Audit, scope: Scope) -> ApiKey:
@@ -22,7 +22,11 @@ async def operator_with(needed: Role, credentials: Credentials, audit: Audit, sc
 
 def note_refusal(audit: Audit, scope: Scope, error: TwinfangError) -> None:
     """Note that a request was not let in. What it has presented is not noted."""
-    audit.refused(origin=origin_of(scope), what=call_of(scope), why=error.message)
+    is_known = isinstance(
+        error, PermissionDeniedError
+    )  # the message names somebody whose role does not suffice
+    kind = error.message if is_known else error.code
+    audit.refused(kind, origin=origin_of(scope), what=call_of(scope), why=error.message)
 
 
 def call_of(scope: Scope) -> str:

@@ -28,8 +28,8 @@ class Audit(Protocol):
     def note(self, event: str, **values: Any) -> None:
         """Note an act."""
 
-    def refused(self, *, origin: str, what: str, why: str, who: str = "") -> None:
-        """Note that somebody was not let in. Equal refusals are counted."""
+    def refused(self, kind: str, *, origin: str, what: str, why: str) -> None:
+        """Note that somebody was not let in. Refusals of one kind and origin are counted."""
 
     def viewed(self, *, who: str, what: str, **values: Any) -> None:
         """Note a call that changes nothing. Equal calls are counted."""
@@ -44,7 +44,7 @@ class NoAudit:
     def note(self, event: str, **values: Any) -> None:
         """Do nothing."""
 
-    def refused(self, *, origin: str, what: str, why: str, who: str = "") -> None:
+    def refused(self, kind: str, *, origin: str, what: str, why: str) -> None:
         """Do nothing."""
 
     def viewed(self, *, who: str, what: str, **values: Any) -> None:
@@ -71,9 +71,9 @@ class AuditLog:
     def note(self, event: str, **values: Any) -> None:
         self._add({"event": event, **values})
 
-    def refused(self, *, origin: str, what: str, why: str, who: str = "") -> None:
-        record = {"event": "refused", "who": who, "from": origin, "what": what, "why": why}
-        if self._refusals.note((origin, who), record):
+    def refused(self, kind: str, *, origin: str, what: str, why: str) -> None:
+        record = {"event": "refused", "from": origin, "what": what, "why": why}
+        if self._refusals.note((origin, kind), record):
             self._add(record)
         self._wake.set()
 
