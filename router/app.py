@@ -101,7 +101,7 @@ def create_app(config: RouterConfig, *, on_fatal: OnFatal = end_process) -> Fast
     if credentials.give_roles:
         add_admin_api(app, credentials, resources.audit)
         if config.place is not None and config.place.secret:
-            add_process_api(app, config.place.secret)
+            add_process_api(app, config.place.secret, resources.audit)
         app.include_router(pages.router)
     app.state.drain = resources.drain
     app.state.response_store = resources.files.response_store

@@ -22,11 +22,11 @@ async def operator_with(needed: Role, credentials: Credentials, audit: Audit, sc
 
 def note_refusal(audit: Audit, scope: Scope, error: TwinfangError) -> None:
     """Note that a request was not let in. What it has presented is not noted."""
-    is_known = isinstance(
-        error, PermissionDeniedError
-    )  # the message names somebody whose role does not suffice
-    kind = error.message if is_known else error.code
-    audit.refused(kind, origin=origin_of(scope), what=call_of(scope), why=error.message)
+    is_known = isinstance(error, PermissionDeniedError)
+    origin = origin_of(scope)
+    kind = f"{origin} {error.message if is_known else error.code}"
+    told = {"from": origin, "what": call_of(scope), "why": error.message}
+    audit.refused(kind, is_known=is_known, **told)
 
 
 def call_of(scope: Scope) -> str:

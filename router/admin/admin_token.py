@@ -9,6 +9,8 @@ from pathlib import Path
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from router.access.audited import note_refusal
+from router.audit.audit_log import Audit
 from router.http.openai_errors import error_response
 from wire.errors import AdminTokenError, ConfigError
 
@@ -56,20 +58,20 @@ class SecretCheck:
     callers find the token.
     """
 
-    def __init__(self, app: ASGIApp, token: AdminToken, prefix: str, where: str) -> None:
+    def __init__(self, app: ASGIApp, token: AdminToken, prefix: str, where: str, audit: Audit) -> None:
         self._app = app
         self._token = token
         self._prefix = prefix
         self._where = where
+        self._audit = audit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] in ("http", "websocket") and self._covers(scope["path"]) and not self._allows(scope):
-            response = error_response(
-                AdminTokenError(
-                    f"this address needs a secret: send Authorization: Bearer <token>, {self._where}"
-                ),
-                scope,
+            error = AdminTokenError(
+                f"this address needs a secret: send Authorization: Bearer <token>, {self._where}"
             )
+            note_refusal(self._audit, scope, error)
+            response = error_response(error, scope)
             response.headers["WWW-Authenticate"] = "Bearer"
             await response(scope, receive, send)
             return

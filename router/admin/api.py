@@ -55,11 +55,12 @@ def add_admin_api(app: FastAPI, credentials: Credentials, audit: Audit) -> None:
     app.add_middleware(RoleCheck, credentials=credentials, audit=audit)
 
 
-def add_process_api(app: FastAPI, secret: str) -> None:
+def add_process_api(app: FastAPI, secret: str, audit: Audit) -> None:
     """Add the routes by which the processes on this port ask one another."""
     from router.admin import process_routes
     from router.admin.processes.channel import PREFIX as PROCESS_PREFIX
 
     app.include_router(process_routes.router)
     where = "a secret of this router's processes"
-    app.add_middleware(SecretCheck, token=AdminToken.of(secret), prefix=PROCESS_PREFIX, where=where)
+    token = AdminToken.of(secret)
+    app.add_middleware(SecretCheck, token=token, prefix=PROCESS_PREFIX, where=where, audit=audit)

@@ -28,8 +28,9 @@ class Audit(Protocol):
     def note(self, event: str, **values: Any) -> None:
         """Note an act."""
 
-    def refused(self, kind: str, *, origin: str, what: str, why: str) -> None:
-        """Note that somebody was not let in. Refusals of one kind and origin are counted."""
+    def refused(self, kind: str, *, is_known: bool, **values: Any) -> None:
+        """Note that somebody was not let in. Refusals of one kind are counted. ``is_known``: it was somebody
+        whose role does not suffice, whom a crowd of strangers must not hide."""
 
     def viewed(self, *, who: str, what: str, **values: Any) -> None:
         """Note a call that changes nothing. Equal calls are counted."""
@@ -44,7 +45,7 @@ class NoAudit:
     def note(self, event: str, **values: Any) -> None:
         """Do nothing."""
 
-    def refused(self, kind: str, *, origin: str, what: str, why: str) -> None:
+    def refused(self, kind: str, *, is_known: bool, **values: Any) -> None:
         """Do nothing."""
 
     def viewed(self, *, who: str, what: str, **values: Any) -> None:
@@ -63,7 +64,9 @@ class AuditLog:
         self._pending: deque[dict[str, Any]] = deque()
         self._num_lost = 0
         self._refusals = Repeats(MAX_REFUSAL_KINDS, {"event": "refused", "what": "others"}, now)
+        self._denials = Repeats(MAX_VIEW_KINDS, {"event": "refused", "what": "others"}, now)
         self._views = Repeats(MAX_VIEW_KINDS, {"event": "call", "what": "others"}, now)
+        self._counted = (self._refusals, self._denials, self._views)
         self._writing = asyncio.Lock()
         self._wake = asyncio.Event()
         self._problem = ""
@@ -71,9 +74,9 @@ class AuditLog:
     def note(self, event: str, **values: Any) -> None:
         self._add({"event": event, **values})
 
-    def refused(self, kind: str, *, origin: str, what: str, why: str) -> None:
-        record = {"event": "refused", "from": origin, "what": what, "why": why}
-        if self._refusals.note((origin, kind), record):
+    def refused(self, kind: str, *, is_known: bool, **values: Any) -> None:
+        record = {"event": "refused", **values}
+        if (self._denials if is_known else self._refusals).note(kind, record):
             self._add(record)
         self._wake.set()
 
@@ -107,7 +110,7 @@ class AuditLog:
             while True:
                 self._wake.clear()
                 await self.written()
-                due_s = min(self._refusals.ends_s, self._views.ends_s)
+                due_s = min(repeats.ends_s for repeats in self._counted)
                 timeout_s = RETRY_S if self._problem else max(0.0, due_s - self._now())
                 try:
                     await asyncio.wait_for(self._wake.wait(), min(timeout_s, 3600.0))
@@ -119,7 +122,7 @@ class AuditLog:
             await self.written()
 
     def _count(self, now_s: float) -> None:
-        for repeats in (self._refusals, self._views):
+        for repeats in self._counted:
             if repeats.ends_s <= now_s:
                 for record in repeats.counts():
                     self._add(record)
