@@ -11,8 +11,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
+from starlette.types import Scope
 
+from router.access.audited import note_refusal
 from router.access.authentication import Authentication
+from router.access.credentials import Credentials
 from router.access.cross_site import HostCheck, OriginCheck
 from router.admin.api import add_admin_api, add_process_api
 from router.admin.changes import Changes
@@ -29,6 +32,7 @@ from router.api.openai import chat, completions, model_list, tokenization
 from router.api.openai.schemas import ERRORS
 from router.api.responses import creation, stored
 from router.api.responses.own_responses import StoreTurns
+from router.audit.audit_log import Audit, AuditLog
 from router.background import OnFatal, cancel_and_wait, start_background
 from router.config import LiveConfig, RouterConfig
 from router.entrance import Checks, Entrance, RouterApp
@@ -57,6 +61,7 @@ from router.serving.inbox import Backlog
 from router.serving.services import Services
 from router.serving.slice_lane import SliceLane
 from telemetry.loop_lag import LoopLag
+from wire.errors import TwinfangError
 from wire.http.cross_site import AllowedHosts
 
 if TYPE_CHECKING:
@@ -93,10 +98,11 @@ def create_app(config: RouterConfig, *, on_fatal: OnFatal = end_process) -> Fast
     install_error_handlers(app, forms, Refusals(probes.PROBE_PATHS))
     for module in (completions, chat, messages, refused, creation, stored, tokenization, model_list, probes):
         app.include_router(module.router)
-    if resources.files.admin_token is not None:
-        add_admin_api(app, resources.files.admin_token)
+    credentials = resources.files.credentials
+    if credentials.give_roles:
+        add_admin_api(app, credentials, resources.audit)
         if config.place is not None and config.place.secret:
-            add_process_api(app, config.place.secret)
+            add_process_api(app, config.place.secret, resources.audit)
         app.include_router(pages.router)
     app.state.drain = resources.drain
     app.state.response_store = resources.files.response_store
@@ -133,6 +139,8 @@ async def _serving(app: FastAPI, *, resources: Resources, on_fatal: OnFatal) -> 
         metrics=metrics,
         drain=resources.drain,
         key_file=key_file,
+        credentials=resources.files.credentials,
+        audit=resources.audit,
         quota=Quota(limiter, metrics.quota),
         grammars=GrammarChecker(),
         requests=RequestLog(),
@@ -146,7 +154,7 @@ async def _serving(app: FastAPI, *, resources: Resources, on_fatal: OnFatal) -> 
     )
     services.metrics.registry.register(services.lag)
     services.metrics.registry.register(app.state.refusals)
-    siblings = _siblings(config)
+    siblings = _siblings(config, resources.files.credentials)
     ledger = Ledger(services.process)
     changes = app.state.changes = Changes(
         pool, membership, settings, resources.files.state_file, ledger, siblings
@@ -174,7 +182,14 @@ async def _serving(app: FastAPI, *, resources: Resources, on_fatal: OnFatal) -> 
     if files.state_file is not None:
         watching.append(start_background(files.state_file.keep_trying(), "state file", on_fatal))
     if files.key_file is not None:
-        watching.append(start_background(files.key_file.watch(), "watch of the API keys", on_fatal))
+        watching.append(
+            start_background(files.key_file.watch(services.keys_changed), "watch of the API keys", on_fatal)
+        )
+    if isinstance(resources.audit, AuditLog):
+        watching.append(start_background(resources.audit.run(), "audit log", on_fatal))
+    if files.issuer_keys is not None:
+        services.metrics.registry.register(files.issuer_keys)
+        watching.append(start_background(files.issuer_keys.watch(), "keys of the token issuer", on_fatal))
     if files.certificate is not None:
         services.metrics.registry.register(files.certificate)
         watching.append(start_background(files.certificate.watch(), "watch of the certificate", on_fatal))
@@ -187,6 +202,8 @@ async def _serving(app: FastAPI, *, resources: Resources, on_fatal: OnFatal) -> 
             await pods.close()
         await cancel_and_wait(*watching)
         await limiter.close()
+        if files.issuer_keys is not None:
+            await files.issuer_keys.close()
         await changes.close()
         if siblings is not None:
             await siblings.close()
@@ -195,11 +212,16 @@ async def _serving(app: FastAPI, *, resources: Resources, on_fatal: OnFatal) -> 
         await resources.close()
 
 
-def _siblings(config: RouterConfig) -> Siblings | None:
+def _note_unauthorized(app: RouterApp, audit: Audit, scope: Scope, error: TwinfangError) -> None:
+    app.state.services.metrics.unauthorized.inc()
+    note_refusal(audit, scope, error)
+
+
+def _siblings(config: RouterConfig, credentials: Credentials) -> Siblings | None:
     """Return the way to the other processes on this port; None if there are none, or there is no admin API
     that could ask them. Only then is an HTTP client imported."""
     place = config.place
-    if place is None or not place.secret or config.admin_token_file is None or len(place.ports) == 1:
+    if place is None or not place.secret or not credentials.give_roles or len(place.ports) == 1:
         return None
     from router.admin.processes.channel import Siblings
 
@@ -247,8 +269,8 @@ def _entrance(app: RouterApp, resources: Resources) -> Entrance:
         Checks(
             HostCheck(AllowedHosts.of(config.host, config.allowed_hosts)),
             OriginCheck(config.cors_origins),
-            Authentication(resources.files.key_file, probes.OPEN_PATHS),
-            on_unauthorized=lambda: app.state.services.metrics.unauthorized.inc(),
+            Authentication(resources.files.credentials, probes.OPEN_PATHS),
+            on_unauthorized=partial(_note_unauthorized, app, resources.audit),
         ),
         drain=resources.drain,
         still_answered=(*probes.PROBE_PATHS, "/admin"),

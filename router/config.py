@@ -50,6 +50,9 @@ ReasoningParserName = Literal[
 ]
 
 
+CacheIsolation = Literal["key", "none"]
+"""Who shares cached prompts: requests of one API key, or all requests."""
+
 HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 """A token of RFC 9110, section 5.6.2."""
 
@@ -119,6 +122,29 @@ def check_address(address: str) -> None:
         raise ConfigError(
             f"server address {address[:MAX_ADDRESS_CHARS]!r} is not host:port, with a port from 1 to 65535"
         )
+
+
+@dataclass(frozen=True)
+class TokenIssuer:
+    """Who signs bearer tokens, and what their claims mean. Raises :class:`ConfigError` for values that can't
+    work."""
+
+    issuer: str
+    """The issuer's URL, exactly as its tokens name it."""
+    audience: str
+    """What tokens for this router name as their audience."""
+    keys: str = ""
+    """The file or the address of the issuer's public keys. Empty: its OpenID configuration names them."""
+    tenant_claim: str = "sub"
+    """Requests of tokens with equal values of this claim are those of one client."""
+    priority_claim: str = "twinfang_min_priority"
+    limits_claim: str = "twinfang_limits"
+    role_claim: str = "twinfang_role"
+
+    def __post_init__(self) -> None:
+        for name in ("issuer", "audience", "tenant_claim", "priority_claim", "limits_claim", "role_claim"):
+            if not getattr(self, name):
+                raise ConfigError(f"`jwt_{name}` is empty: give a value, or leave the flag out")
 
 
 ROLE_LABEL = "twinfang.io/role"
@@ -228,6 +254,15 @@ class RouterConfig:
     starts."""
     api_keys_file: Path | None = None
     """The file that says who may send requests, see :mod:`router.access.key_file`; None: everybody may."""
+    token_issuer: TokenIssuer | None = None
+    """Whose bearer tokens may be sent instead of API keys; None: nobody's."""
+    metrics_need_role: bool = False
+    """Whether ``/metrics`` needs the role ``view``. If not, everybody may read them, without figures of
+    keys."""
+    audit_log: Path | None = None
+    """The file that keeps who did what; None: nothing is kept."""
+    cache_isolation: CacheIsolation = "key"
+    """Who shares cached prompts: requests of one API key, or all requests with the same ``cache_salt``."""
     limit_store: str = ""
     """Where the limits of API keys are counted: ``sqlite:FILE`` or ``redis://host:port/db``. Empty: in this
     process's memory."""

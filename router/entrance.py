@@ -43,7 +43,7 @@ class Checks:
     hosts: HostCheck
     origins: OriginCheck
     authentication: Authentication
-    on_unauthorized: Callable[[], None]
+    on_unauthorized: Callable[[Scope, TwinfangError], None]
 
 
 class Entrance:
@@ -123,13 +123,14 @@ class Entrance:
         """Admit a request from an allowed site, unless the router stops or an API key is missing."""
         is_counted = not scope["path"].startswith(self._still_answered)
         try:
+            key = await self._checks.authentication.key_of(scope)
             if is_counted:
-                self._drain.refuse()
-            client = note_client(scope, self._checks.authentication.key_of(scope))
+                self._drain.refuse()  # last: to check a token may take a while
+            client = note_client(scope, key)
         except TwinfangError as error:
             response = error_response(error, scope)
             if isinstance(error, AuthenticationError):
-                self._checks.on_unauthorized()
+                self._checks.on_unauthorized(scope, error)
                 response.headers["WWW-Authenticate"] = "Bearer"
             await response(scope, receive, send)
             return

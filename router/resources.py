@@ -11,26 +11,32 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from router.config import RouterConfig
+from router.config import RouterConfig, TokenIssuer
 from router.fleet.pool_membership import Membership
 from router.http.drain import Drain
 from telemetry.tracing import start_tracing
 
 if TYPE_CHECKING:
+    from router.access.bearer_tokens import BearerTokens
     from router.access.certificate import Certificate
+    from router.access.issuer_keys import IssuerKeys
     from router.kubernetes.pod_watch import PodWatch
     from telemetry.otel import Tracing
 
 
 from collections.abc import Mapping
 
+from router.access.credentials import Credentials
 from router.access.key_file import KeyFile
 from router.admin.admin_token import AdminToken
 from router.admin.state_file import SavedChanges, StateFile
 from router.api.responses.response_file import ResponseFile
 from router.api.responses.response_store import NoStore, ResponseStore
+from router.audit.audit_log import Audit, AuditLog, NoAudit
+from router.audit.chain_file import ChainFile
 from router.models.folder import ModelFolder
 from router.quota.opening import check_store
+from wire.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -43,11 +49,15 @@ class Files:
     key_file: KeyFile | None
     model_folders: Mapping[str, ModelFolder]
     """Keys: the names that the models are served under."""
-    admin_token: AdminToken | None
+    credentials: Credentials
+    """Who may do what."""
+    issuer_keys: IssuerKeys | None
+    """The keys of bearer tokens; None: there is no issuer."""
     state_file: StateFile | None
     saved: SavedChanges
     response_store: ResponseStore
     certificate: Certificate | None
+    audit_file: ChainFile | None
 
     @classmethod
     def read(cls, config: RouterConfig) -> Files:
@@ -56,17 +66,37 @@ class Files:
         key_file = None if config.api_keys_file is None else KeyFile(config.api_keys_file)
         folders = {source.name: ModelFolder.read(source) for source in config.models}
         token = None if config.admin_token_file is None else AdminToken.from_file(config.admin_token_file)
+        tokens = None if config.token_issuer is None else _bearer_tokens(config.token_issuer)
+        credentials = Credentials(key_file, tokens, None if token is None else token.matches)
+        if config.metrics_need_role and not credentials.give_roles:
+            raise ConfigError(
+                "`metrics_need_role` is on, and nobody has a role: give an admin token, an issuer of tokens, "
+                "or an API key with role=view"
+            )
         state_file = None if config.state_file is None else StateFile(config.state_file)
         saved = SavedChanges() if state_file is None else state_file.load()
         check_store(config.limit_store)
         certificate = _certificate(config)
         store = _response_store(config)
-        return cls(saved.applied_to(config), key_file, folders, token, state_file, saved, store, certificate)
+        return cls(
+            saved.applied_to(config),
+            key_file,
+            folders,
+            credentials,
+            None if tokens is None else tokens.keys,
+            state_file,
+            saved,
+            store,
+            certificate,
+            None if config.audit_log is None else ChainFile(config.audit_log),
+        )
 
     def close(self) -> None:
         if self.state_file is not None:
             self.state_file.close()
         self.response_store.close()
+        if self.audit_file is not None:
+            self.audit_file.close()
         for folder in self.model_folders.values():
             folder.tokenizer.close()
 
@@ -79,6 +109,7 @@ class Resources:
     drain: Drain
     make_pod_watch: Callable[[Membership], PodWatch] | None
     tracing: Tracing | None
+    audit: Audit
 
     @classmethod
     def open(cls, config: RouterConfig) -> Resources:
@@ -88,12 +119,23 @@ class Resources:
         tracing = start_tracing(
             "twinfang-router", secrets.token_hex(8), endpoint=config.otlp_endpoint, environment=os.environ
         )
-        return cls(files, Drain(), make_pod_watch, tracing)
+        place, file = config.place, files.audit_file
+        audit = NoAudit() if file is None else AuditLog(file, 0 if place is None else place.index)
+        return cls(files, Drain(), make_pod_watch, tracing, audit)
 
     async def close(self) -> None:
         self.files.close()
         if self.tracing is not None:
             await asyncio.to_thread(self.tracing.close)
+
+
+def _bearer_tokens(issuer: TokenIssuer) -> BearerTokens:
+    """Return the check of an issuer's tokens. Its library is imported only here. Raises
+    :class:`ConfigError`."""
+    from router.access.bearer_tokens import BearerTokens
+    from router.access.issuer_keys import IssuerKeys
+
+    return BearerTokens(issuer, IssuerKeys.of(issuer))
 
 
 def _certificate(config: RouterConfig) -> Certificate | None:

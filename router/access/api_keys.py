@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from router.access.key_limits import KeyLimits
+from router.access.role import Role
 
 PREFIX = "twinfang-"
 """Lets scanners of code and logs find keys that were leaked."""
@@ -24,17 +25,20 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 @dataclass(frozen=True)
 class ApiKey:
-    """What the router knows of a key, without the key itself."""
+    """What the router knows of a key, without the key itself. Bearer tokens of an issuer and the admin token
+    become such keys too (:mod:`router.access.credentials`)."""
 
     name: str
     digest: bytes
-    """SHA-256 of the key, 32 bytes."""
+    """SHA-256 of the key, 32 bytes. Empty if it is none of the file."""
     min_priority: int | None = None
     """The earliest priority (the lowest number) that the key's requests may ask for. If this number is above
     0, it is also the priority of requests that ask for none."""
     limits: KeyLimits | None = None
     """How much the key's requests may use; None: as much as they like. Keys of one name share what is
     counted."""
+    role: Role | None = None
+    """What the key may do through the admin API; None: nothing."""
 
 
 NOBODY = ApiKey("", b"")
@@ -61,6 +65,11 @@ class ApiKeys:
     def __iter__(self) -> Iterator[ApiKey]:
         return iter(self._keys)
 
+    def described(self) -> set[str]:
+        """Return a line for each key: its name, what it may do, and the beginning of its digest, which tells
+        keys of one name apart."""
+        return {_described(key) for key in self._keys}
+
     def find(self, presented: str) -> ApiKey | None:
         """Return the key, or None. The search takes the same time for every valid key and for a wrong one."""
         digest = digest_of(presented)
@@ -69,3 +78,9 @@ class ApiKeys:
             if hmac.compare_digest(key.digest, digest):
                 found = key
         return found
+
+
+def _described(key: ApiKey) -> str:
+    options = [("min_priority", key.min_priority), *(key.limits or ()), ("role", key.role)]
+    told = [f"{name}={value}" for name, value in options if value is not None]
+    return " ".join([key.name, key.digest.hex()[:12], *told])

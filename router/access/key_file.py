@@ -4,10 +4,11 @@
     alice          sha256:2bd806c97f0e00af1a1fc3328fa763a9269723c8db8fac4f93af71db186d6e90
     nightly-batch  sha256:81b637d8fcd2c6da6359e6963113a1170de795e4b725b84d1e0b4cfd9ec58ce9  min_priority=10
     trial          sha256:5d41402abc4b2a76b9719d911017c592ae4b725b84d1e0b4cfd9ec58ce9f3a11  tokens_total=5000
+    prometheus     sha256:486ea46224d1bb4fb680f34f7c9ad96a8f24ec88be73ea8e5a6c65260e9cb8a7  role=view
 
 Several keys may have the same name, so that a key can be replaced while both are valid. A line may
 contain a key that somebody has put there by mistake. So no message repeats any part of a line, except a
-number that was read as the value of an option.
+number or role that was read as the value of an option.
 """
 
 from __future__ import annotations
@@ -15,15 +16,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 from router.access.api_keys import NAME, ApiKey, ApiKeys
 from router.access.key_limits import LIMIT_NAMES, MAX_LIMIT, KeyLimits
+from router.access.role import ROLES, Role
 from wire.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
 DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
+ROLE = re.compile(rf"role=({'|'.join(ROLES)})")
 OPTION = re.compile(rf"(min_priority|{'|'.join(LIMIT_NAMES)})=(-?\d{{1,16}})")
 PRIORITIES = range(-(2**31) + 1, 2**31)
 """The priorities that a key may have."""
@@ -33,8 +38,10 @@ LOOK_INTERVAL_S = 1.0
 
 def key_line(key: ApiKey) -> str:
     """Return the line of the file for ``key``."""
-    options = [] if key.min_priority is None else [("min_priority", key.min_priority)]
+    options: list[tuple[str, int | str]] = []
+    options += [] if key.min_priority is None else [("min_priority", key.min_priority)]
     options += key.limits or ()
+    options += [] if key.role is None else [("role", key.role)]
     return " ".join(
         [f"{key.name} sha256:{key.digest.hex()}", *(f"{name}={value}" for name, value in options)]
     )
@@ -70,10 +77,14 @@ def _key_of(fields: list[str], where: str) -> ApiKey:
             f"{where}: expected sha256: and 64 lower-case hexadecimal digits after the name; `twinfang "
             "api-key` makes such a line. If a key itself stands there, replace it: it is no longer secret"
         )
-    options = _options_of(fields[2:], where)
+    roles: list[str] = [found[1] for found in map(ROLE.fullmatch, fields[2:]) if found]
+    if len(roles) > 1:
+        raise ConfigError(f"{where}: role is given twice; remove one of them")
+    options = _options_of([field for field in fields[2:] if not ROLE.fullmatch(field)], where)
     min_priority = options.pop("min_priority", None)
     limits = KeyLimits(**options) if options else None
-    return ApiKey(fields[0], bytes.fromhex(digest[1]), min_priority, limits)
+    role = cast(Role, roles[0]) if roles else None
+    return ApiKey(fields[0], bytes.fromhex(digest[1]), min_priority, limits, role)
 
 
 def _options_of(fields: list[str], where: str) -> dict[str, int]:
@@ -82,8 +93,8 @@ def _options_of(fields: list[str], where: str) -> dict[str, int]:
         option = OPTION.fullmatch(field)
         if option is None:
             raise ConfigError(
-                f"{where}: only min_priority=<integer> and limits ({', '.join(LIMIT_NAMES)}, each with = and "
-                "an integer) are allowed after the digest"
+                f"{where}: only min_priority=<integer>, role={'|'.join(ROLES)} and limits "
+                f"({', '.join(LIMIT_NAMES)}, each with = and an integer) are allowed after the digest"
             )
         name, value = option[1], int(option[2])
         allowed = PRIORITIES if name == "min_priority" else LIMITS
@@ -93,6 +104,9 @@ def _options_of(fields: list[str], where: str) -> dict[str, int]:
             raise ConfigError(f"{where}: {name} is given twice; remove one of them")
         options[name] = value
     return options
+
+
+OnChange = Callable[[ApiKeys, ApiKeys], None]
 
 
 class KeyFile:
@@ -105,12 +119,15 @@ class KeyFile:
         if not len(self.keys):
             log.warning("%s holds no API key: every request will be refused", path)
 
-    async def watch(self) -> None:
+    async def watch(self, on_change: OnChange) -> None:
         """Read the file again whenever it changes, until this task is cancelled. An added or removed key
-        takes effect within about a second."""
+        takes effect within about a second. ``on_change`` gets the keys before and after."""
         while True:
             await asyncio.sleep(LOOK_INTERVAL_S)
+            before = self.keys
             self.look()
+            if self.keys is not before:
+                on_change(before, self.keys)
 
     def look(self) -> None:
         """Read the file again if it has changed. If it can't be read, the keys stay as they were."""

@@ -1,4 +1,4 @@
-"""The token that the admin API needs, and the check of every request for it."""
+"""The admin token, and the check of every request for a token that only some may know."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from pathlib import Path
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from router.access.audited import note_refusal
+from router.audit.audit_log import Audit
 from router.http.openai_errors import error_response
 from wire.errors import AdminTokenError, ConfigError
 
-PREFIX = "/admin/v1"
 MIN_CHARS = 16
 HASHED = re.compile(r"sha256:([0-9a-f]{64})")
 
@@ -50,33 +51,27 @@ class AdminToken:
         return hmac.compare_digest(hashlib.sha256(given).digest(), self._digest)
 
 
-class AdminTokenMiddleware:
+class SecretCheck:
     """Pure ASGI: refuses everything under ``prefix`` without ``Authorization: Bearer <token>``.
 
     It runs before every route, so that no route that is added later can lack the check. ``where`` says where
     callers find the token.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        token: AdminToken,
-        prefix: str = PREFIX,
-        where: str = "the one in the router's --admin-token-file",
-    ) -> None:
+    def __init__(self, app: ASGIApp, token: AdminToken, prefix: str, where: str, audit: Audit) -> None:
         self._app = app
         self._token = token
         self._prefix = prefix
         self._where = where
+        self._audit = audit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] in ("http", "websocket") and self._covers(scope["path"]) and not self._allows(scope):
-            response = error_response(
-                AdminTokenError(
-                    f"this address needs the admin token: send Authorization: Bearer <token>, {self._where}"
-                ),
-                scope,
+            error = AdminTokenError(
+                f"this address needs a secret: send Authorization: Bearer <token>, {self._where}"
             )
+            note_refusal(self._audit, scope, error)
+            response = error_response(error, scope)
             response.headers["WWW-Authenticate"] = "Bearer"
             await response(scope, receive, send)
             return

@@ -7,11 +7,13 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
 
+from router.admin.audited_call import note_change
 from router.admin.changes import changes_of
 from router.admin.processes.overview import processes_of
 from router.admin.views.config import ChangedConfigView
 from router.http.bodies.json_body import body_schema, read_json
 from router.policies.policy_names import PolicyName
+from router.serving.services import services_of
 
 
 class ConfigChange(BaseModel):
@@ -49,6 +51,8 @@ async def change_config(request: Request) -> ChangedConfigView:
     settings they began with. A change that can't be saved (`--state-file`) takes effect as well, and
     `warning` says so."""
     body = await read_json(request, ConfigChange)
+    before = {name: getattr(services_of(request).config, name) for name in body.values}
     missing = await changes_of(request).change_settings(body.values)
+    note_change(request, before=before, after=body.values)
     view = processes_of(request).own_config
     return ChangedConfigView.with_warning(view, changes_of(request).warning_of(missing), missing)

@@ -8,6 +8,7 @@ from urllib.parse import quote
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel
 
+from router.admin.audited_call import note_change
 from router.admin.processes.overview import processes_of
 from router.admin.views.missing import MissingProcess, in_words
 from router.admin.views.request import ENDED, RequestDetail, RequestView
@@ -59,8 +60,12 @@ async def abort_request(
     changed. Without ``process``, all requests with this id are ended."""
     services = services_of(request)
     is_here = process is None or process == services.process
+    record = services.requests.find(request_id) if is_here else None
+    before = None if record is None else RequestView.of(record, services.recent.now_s, services.process).state
     own = abort_own(services, request_id) if is_here else None
-    return await _everywhere(request, "POST", request_id, RequestView, own, process)
+    found = await _everywhere(request, "POST", request_id, RequestView, own, process)
+    note_change(request, before=before, after="aborted" if found.state not in ENDED else found.state)
+    return found
 
 
 def own_request(services: Services, request_id: str) -> RequestDetail | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict
 
+from router.admin.audited_call import note_change
 from router.admin.changes import changes_of
 from router.admin.processes.overview import processes_of
 from router.admin.views.missing import MissingProcess
@@ -59,7 +60,9 @@ async def add_worker(request: Request) -> ChangedWorkerView:
     except ConfigError as error:
         message = f"{body.address} was not added as a {body.role} server: {error.message}"
         raise InvalidRequestError(message, param="address") from error
-    return await _changed(request, *await changes_of(request).add_worker(role, body.address))
+    added = await changes_of(request).add_worker(role, body.address)
+    note_change(request, before=None, after=_state_of(added[0]))
+    return await _changed(request, *added)
 
 
 @router.delete("/workers/{worker_id}")
@@ -67,6 +70,7 @@ async def remove_worker(request: Request, worker_id: str) -> ChangedWorkerView:
     """Removes a server. The server still finishes its requests under way. It is not told that it was removed,
     and keeps running."""
     worker = _find(services_of(request), worker_id)
+    note_change(request, before=_state_of(worker), after=None)
     return await _changed(request, worker, await changes_of(request).remove_worker(worker))
 
 
@@ -79,15 +83,25 @@ async def drain(request: Request, worker_id: str) -> ChangedWorkerView:
     Draining lasts until it is undone, even over restarts of the server. If a decode server is drained again,
     it also gives away requests that have arrived meanwhile.
     """
-    worker = _find(services_of(request), worker_id)
-    return await _changed(request, worker, await changes_of(request).set_draining(worker, True))
+    return await _drained(request, worker_id, True)
 
 
 @router.post("/workers/{worker_id}/undrain")
 async def undrain(request: Request, worker_id: str) -> ChangedWorkerView:
     """Lets requests be sent to a server again."""
+    return await _drained(request, worker_id, False)
+
+
+async def _drained(request: Request, worker_id: str, is_draining: bool) -> ChangedWorkerView:
     worker = _find(services_of(request), worker_id)
-    return await _changed(request, worker, await changes_of(request).set_draining(worker, False))
+    before = _state_of(worker)
+    note_change(request, before=before, after=before | {"draining": is_draining})
+    return await _changed(request, worker, await changes_of(request).set_draining(worker, is_draining))
+
+
+def _state_of(worker: Worker) -> dict[str, object]:
+    """Return what the audit log tells of a server."""
+    return {"role": worker.pool_role, "address": worker.address, "draining": worker.drain.is_draining}
 
 
 async def _changed(request: Request, worker: Worker, missing: list[MissingProcess]) -> ChangedWorkerView:

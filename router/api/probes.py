@@ -9,6 +9,8 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from router.access.audited import operator_with
+from router.access.credentials import has_secret
 from router.fleet.absence import Absence
 from router.http.openai_errors import error_response
 from router.observe.sibling_metrics import PATH_OF_ONE, merged, metrics_of_siblings
@@ -73,19 +75,35 @@ async def version() -> dict[str, str]:
 @router.get("/metrics", response_class=PlainTextResponse)
 async def metrics(request: Request) -> Response:
     """Metrics in Prometheus' format. If several processes share one port, the metrics of all of them: see
-    :mod:`router.observe.sibling_metrics`."""
+    :mod:`router.observe.sibling_metrics`. Figures of single API keys, with the keys' names, are shown only to
+    who has the role `view`. With `--metrics-need-role`, nobody else sees anything."""
     services = services_of(request)
+    with_keys = await _may_see_keys(request, services)
     services.metrics.server_stats.update(*services.pool.stats())
-    own, place = _own_metrics(services), services.config.place
+    own, place = _own_metrics(services, with_keys=with_keys), services.config.place
     if place is not None:
-        own = merged({place.index: own.decode(), **await metrics_of_siblings(place)})
+        others = await metrics_of_siblings(place, with_keys=with_keys)
+        own = merged({place.index: own.decode(), **others})
     return Response(own + services.metrics.of_servers(), media_type=CONTENT_TYPE_LATEST)
 
 
 @router.get(PATH_OF_ONE, include_in_schema=False)
 async def metrics_of_one(request: Request) -> Response:
     """The metrics of this process alone. The other processes on its port read them."""
-    return Response(_own_metrics(services_of(request)), media_type=CONTENT_TYPE_LATEST)
+    services, place = services_of(request), services_of(request).config.place
+    is_sibling = place is not None and bool(place.secret) and has_secret(request.scope, place.secret)
+    if services.config.metrics_need_role and not is_sibling:
+        await operator_with("view", services.credentials, services.audit, request.scope)
+    return Response(_own_metrics(services, with_keys=is_sibling), media_type=CONTENT_TYPE_LATEST)
+
+
+async def _may_see_keys(request: Request, services: Services) -> bool:
+    """Return whether a scrape shows the figures of keys. If metrics need a role, raises what
+    :meth:`Credentials.operator_with` raises."""
+    if services.config.metrics_need_role:
+        await operator_with("view", services.credentials, services.audit, request.scope)
+        return True
+    return await services.credentials.has_role("view", request.scope)
 
 
 def _readiness(request: Request, status: str) -> JSONResponse:
@@ -104,7 +122,7 @@ def _readiness(request: Request, status: str) -> JSONResponse:
     return error_response(absence.error(), request.scope)
 
 
-def _own_metrics(services: Services) -> bytes:
+def _own_metrics(services: Services, *, with_keys: bool) -> bytes:
     for role, num in services.pool.num_connected().items():
         services.metrics.servers.labels(role).set(num)
     for role, num in services.pool.num_configured().items():
@@ -112,4 +130,4 @@ def _own_metrics(services: Services) -> bytes:
     gates = {model.name: (model.gate, model.hold) for _, model in services.models}
     services.metrics.gates.update(gates)
     services.metrics.router_view.update(services.pool.assignments())
-    return services.metrics.of_router()
+    return services.metrics.of_router(with_keys=with_keys)

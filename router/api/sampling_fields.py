@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from fastapi import Request
 from pydantic import BaseModel, ConfigDict
 
+from router.access.cache_salt import cache_salt
 from router.access.client import Client
 from router.api.request_headers import session_of
 from router.api.text_body import TextBody, ranged
@@ -176,7 +177,7 @@ class SamplingFields(StructuredFields, TextBody):
             return_token_ids=bool(self.return_token_ids),
             include_stop_str_in_output=bool(self.include_stop_str_in_output),
             skip_special_tokens=self.skip_special_tokens is not False and not shows_marks,
-            cache_salt=self.cache_salt or "",
+            cache_salt=cache_salt(client.api_key, self.cache_salt or "", services.config.cache_isolation),
             form=form,
             reasoning=reasoning,
             client=client,

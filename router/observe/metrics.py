@@ -17,6 +17,11 @@ from router.quota.metrics import QuotaMetrics
 from telemetry.plain_metrics import LabelledHistogram, PlainCount, PlainCounter, PlainGauge, PlainHistogram
 from wire.errors import AbortedRequestError, CancelledRequestError, TwinfangError, all_codes
 
+MAX_KEYS = 1000
+"""How many keys are counted one by one. An issuer of tokens may know more tenants than a page can list."""
+OTHER_KEYS = "other:keys"
+"""What all further keys are counted as. Names of keys and tenants are different from it."""
+
 
 class KeyMetrics:
     """Requests and tokens of each API key. In a router without keys, the key's name is empty, and nothing is
@@ -38,12 +43,22 @@ class KeyMetrics:
             registry=registry,
         )
 
+        self._names: set[str] = set()
+
+    def _label(self, key_name: str) -> str:
+        if key_name not in self._names:
+            if len(self._names) >= MAX_KEYS:
+                return OTHER_KEYS
+            self._names.add(key_name)
+        return key_name
+
     def ended(self, key_name: str, outcome: str) -> None:
         if key_name:
-            self._requests.labels(key_name, outcome).inc()
+            self._requests.labels(self._label(key_name), outcome).inc()
 
     def used(self, key_name: str, *, prompt: int, cached: int, generation: int, reasoning: int) -> None:
         if key_name:
+            key_name = self._label(key_name)
             self._tokens.labels(key_name, "prompt").inc(prompt)
             self._tokens.labels(key_name, "cached").inc(cached)
             self._tokens.labels(key_name, "generation").inc(generation)
@@ -121,8 +136,10 @@ class Metrics:
         self.unauthorized = count("twinfang_unauthorized_requests", "HTTP requests without a valid API key.")
         self.gates = GateMetrics()
         registry.register(self.gates)
-        self.keys = KeyMetrics(registry)
-        self.quota = QuotaMetrics(registry)
+        self.of_keys = CollectorRegistry()
+        """The figures of keys. Only who has a role may read the keys' names."""
+        self.keys = KeyMetrics(self.of_keys)
+        self.quota = QuotaMetrics(registry, self.of_keys)
         self.router_view = ServerMetrics()
         registry.register(self.router_view)
         self.server_stats = ServerStatsMetrics()
@@ -168,9 +185,9 @@ class Metrics:
     def retried(self, code: str) -> None:
         self.retries.labels(code).inc()
 
-    def of_router(self) -> bytes:
-        """Return the metrics that this process has measured."""
-        return generate_latest(self.registry)
+    def of_router(self, *, with_keys: bool) -> bytes:
+        """Return the metrics that this process has measured, with or without those of single keys."""
+        return generate_latest(self.registry) + (generate_latest(self.of_keys) if with_keys else b"")
 
     def of_servers(self) -> bytes:
         """Return the metrics that servers count. Every router would return the same values."""

@@ -28,10 +28,12 @@ TIMEOUT_S = 2.0
 PATH_OF_ONE = "/metrics/process"
 
 
-async def metrics_of_siblings(place: ProcessPlace) -> dict[int, str]:
-    """Return the other processes' own metrics, by index. A process that does not answer is missing."""
+async def metrics_of_siblings(place: ProcessPlace, *, with_keys: bool) -> dict[int, str]:
+    """Return the other processes' own metrics, by index, with or without those of single keys. A process that
+    does not answer is missing."""
     others = {i: port for i, port in enumerate(place.ports) if i != place.index}
-    texts = await asyncio.gather(*(asyncio.to_thread(_ask, port) for port in others.values()))
+    secret = place.secret if with_keys else ""
+    texts = await asyncio.gather(*(asyncio.to_thread(_ask, port, secret) for port in others.values()))
     return {i: text for i, text in zip(others, texts, strict=True) if text is not None}
 
 
@@ -66,10 +68,12 @@ class _Merged(Collector):
         yield answered
 
 
-def _ask(port: int) -> str | None:
+def _ask(port: int, secret: str) -> str | None:
     connection = http.client.HTTPConnection(LOOPBACK, port, timeout=TIMEOUT_S)
     try:
-        connection.request("GET", PATH_OF_ONE)
+        connection.request(
+            "GET", PATH_OF_ONE, headers={"Authorization": f"Bearer {secret}"} if secret else {}
+        )
         response = connection.getresponse()
         return response.read().decode() if response.status == 200 else None
     except (OSError, http.client.HTTPException) as error:

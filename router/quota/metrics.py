@@ -32,13 +32,15 @@ class StoreMetrics:
 
 
 class QuotaMetrics:
-    def __init__(self, registry: CollectorRegistry) -> None:
+    """``of_keys`` has the figures of single keys."""
+
+    def __init__(self, registry: CollectorRegistry, of_keys: CollectorRegistry) -> None:
         self.store = StoreMetrics(registry)
         self._refusals = Counter(
             "twinfang_key_limit_refusals",
             "HTTP requests for text refused (429) because of a limit of their API key.",
             ["key", "limit"],
-            registry=registry,
+            registry=of_keys,
         )
 
     def refused(self, key_name: str, limit: str) -> None:

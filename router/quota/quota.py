@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections import OrderedDict
 from collections.abc import Mapping
 
 from starlette.types import Scope
@@ -19,6 +20,10 @@ from router.quota.refusal import refusal_of
 UNSTATED_ANSWER_TOKENS = 1024
 """What is reserved for an answer whose client has not limited it. Otherwise it would be all that the model's
 context still holds, which few answers need."""
+
+
+MAX_STANDINGS = 10_000
+"""How many keys' standings are kept. An issuer of tokens may know more tenants."""
 
 
 class Reservation:
@@ -63,8 +68,8 @@ class Quota:
     def __init__(self, limiter: Limiter, metrics: QuotaMetrics) -> None:
         self.limiter = limiter
         self._metrics = metrics
-        self._standings: dict[str, Standing] = {}
-        """The last standing of each key that this process has heard of."""
+        self._standings: OrderedDict[str, Standing] = OrderedDict()
+        """The last standing of the keys that this process has heard of last."""
 
     async def reserve(self, key: ApiKey, num_tokens: int, *, path: str, lasts_s: float) -> Reservation:
         """Reserve what a request may use. ``path`` says in which API's form the headers are.
@@ -77,7 +82,7 @@ class Quota:
         num_reserved = num_tokens if limits.counts_tokens else 0
         ask = Ask(secrets.token_hex(16), key.name, limits, num_reserved, lasts_s)
         admission = await self.limiter.admit(ask)
-        self._standings[key.name] = admission.verdict.standing
+        self._note(key.name, admission.verdict.standing)
         headers = rate_headers(path, limits, admission.verdict.standing)
         if admission.verdict.refused_by is not None:
             self._metrics.refused(key.name, admission.verdict.refused_by)
@@ -86,6 +91,12 @@ class Quota:
             raise error
         settle = admission.settle
         return Reservation(headers, None if settle is settle_nothing else settle)
+
+    def _note(self, name: str, standing: Standing) -> None:
+        self._standings[name] = standing
+        self._standings.move_to_end(name)
+        if len(self._standings) > MAX_STANDINGS:
+            self._standings.popitem(last=False)
 
     def used_of(self, key: ApiKey) -> dict[str, float]:
         """Return how much of each of a key's limits was used when this process last heard of it, less what

@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING, cast
 
 from fastapi import Request
 
+from router.access.api_keys import ApiKeys
+from router.access.credentials import Credentials
 from router.access.key_file import KeyFile
+from router.audit.audit_log import Audit
 from router.config import LiveConfig, RouterConfig
 from router.fleet.absence import Absence, AbsenceLog
 from router.fleet.server_pool import ServerPool
@@ -35,7 +38,10 @@ class Services:
     metrics: Metrics
     drain: Drain
     key_file: KeyFile | None
-    """None: no API key is needed."""
+    """None: there are no API keys."""
+    credentials: Credentials
+    """Who may do what."""
+    audit: Audit
     quota: Quota
     grammars: GrammarChecker
     requests: RequestLog
@@ -56,6 +62,12 @@ class Services:
     def process(self) -> int:
         """The index of this process among those that share the port; 0 if it is alone."""
         return 0 if self.config.place is None else self.config.place.index
+
+    def keys_changed(self, before: ApiKeys, after: ApiKeys) -> None:
+        """Note that the file of API keys has changed. One of several processes does."""
+        if self.process == 0:
+            gone, come = before.described() - after.described(), after.described() - before.described()
+            self.audit.note("keys_changed", before=sorted(gone), after=sorted(come))
 
     @property
     def absence(self) -> Absence | None:

@@ -80,7 +80,7 @@ async def _router_page(folder: Path) -> Page:
             await one.start()
         api = await exits.enter_async_context(running_api())
         key, authority = new_key(), Authority()
-        (folder / "keys").write_text(key_line(ApiKey("alice", digest_of(key))), encoding="utf-8")
+        (folder / "keys").write_text(key_line(ApiKey("alice", digest_of(key), role="view")), encoding="utf-8")
         config = RouterConfig(
             api_keys_file=folder / "keys",
             models=(ModelSource(MODEL, write_model_dir(folder / "model")),),
@@ -100,7 +100,7 @@ async def _router_page(folder: Path) -> Page:
         body = {"model": MODEL, "prompt": "hello", "max_tokens": 2}
         headers = {"Authorization": f"Bearer {key}"}
         (await client.post("/v1/completions", json=body, headers=headers)).raise_for_status()
-        return _page((await client.get("/metrics")).text)
+        return _page((await client.get("/metrics", headers=headers)).text)
 
 
 def _planner_page() -> Page:

@@ -148,9 +148,9 @@ async def running_router(config: RouterConfig) -> AsyncIterator[tuple[str, Any]]
         await serving
 
 
-async def samples_of(stack) -> dict[tuple[str, ...], float]:
+async def samples_of(stack, headers: dict[str, str] | None = None) -> dict[tuple[str, ...], float]:
     """Returns the samples by name and label values."""
-    text = (await stack.client.get("/metrics")).text
+    text = (await stack.client.get("/metrics", headers=headers)).text
     return {
         (sample.name, *sample.labels.values()): sample.value
         for family in text_string_to_metric_families(text)

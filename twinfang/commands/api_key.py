@@ -8,8 +8,13 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from wire.errors import ConfigError, TwinfangError
+
+if TYPE_CHECKING:
+    from router.access.api_keys import ApiKey
+    from router.audit.chain_file import ChainFile
 
 
 def prepare(values: argparse.Namespace) -> Callable[[], None]:
@@ -29,12 +34,17 @@ def _run(values: argparse.Namespace) -> None:
     from router.access.api_keys import ApiKey, digest_of, new_key
     from router.access.key_file import key_line
     from router.access.key_limits import LIMIT_NAMES, KeyLimits
+    from router.audit.chain_file import ChainFile
 
+    log = None if values.audit_log is None else ChainFile(values.audit_log)  # an error here makes no key
     key = new_key()
     given = {name: getattr(values, name) for name in LIMIT_NAMES}
     limits = KeyLimits(**given) if any(given.values()) else None
-    line = key_line(ApiKey(values.key_name, digest_of(key), values.min_priority, limits))
+    made = ApiKey(values.key_name, digest_of(key), values.min_priority, limits, values.role)
+    line = key_line(made)
     path: Path | None = values.api_keys_file
+    if log is not None:
+        _note(log, made, path)
     if path is not None:
         _append(path, line)
         print(f"{values.key_name} added to {path}. The key, which is shown only once:", file=sys.stderr)
@@ -42,6 +52,23 @@ def _run(values: argparse.Namespace) -> None:
         print(f"The line for the router's --api-keys-file:\n{line}", file=sys.stderr)
         print("The key, which is shown only once:", file=sys.stderr)
     print(key, flush=True)
+
+
+def _note(log: ChainFile, key: ApiKey, path: Path | None) -> None:
+    """Notes a key in the audit log, before it is of any use."""
+    import getpass
+
+    from router.access.api_keys import ApiKeys
+    from router.audit.line import now_text
+
+    record = {"at": now_text(), "event": "key_created", "who": f"user {getpass.getuser()}", "before": None}
+    what, after = str(path or "not in a file"), sorted(ApiKeys([key]).described())
+    try:
+        log.append([record | {"what": what, "after": after}])
+    except OSError as error:
+        raise TwinfangError(f"the audit log can't be written: {error}; no key was made") from error
+    finally:
+        log.close()
 
 
 def _append(path: Path, line: str) -> None:

@@ -26,7 +26,7 @@ from wire.errors import ConfigError
 if TYPE_CHECKING:
     from engine.config import EngineConfig
     from engine.group.nodes import Nodes
-    from router.config import ModelSource, PodDiscovery, RouterConfig
+    from router.config import ModelSource, PodDiscovery, RouterConfig, TokenIssuer
     from wire.messages.handoff import Role
     from wire.tls.key_pair_files import KeyPairFiles
 
@@ -162,6 +162,10 @@ def router_config(values: argparse.Namespace) -> RouterConfig:
         max_queue=values.max_queue,
         hold_s=values.hold_s,
         api_keys_file=values.api_keys_file,
+        token_issuer=_token_issuer(values),
+        metrics_need_role=values.metrics_need_role,
+        audit_log=values.audit_log,
+        cache_isolation=values.cache_isolation,
         limit_store=values.limit_store or "",
         cors_origins=values.cors_origin,
         allowed_hosts=values.allowed_host,
@@ -198,6 +202,25 @@ def _certificate(values: argparse.Namespace) -> KeyPairFiles | None:
         flag for flag, value in (("--ssl-certfile", certificate), ("--ssl-keyfile", key)) if value is None
     )
     raise ConfigError(f"HTTPS needs a certificate and its private key: give {lacking} too")
+
+
+def _token_issuer(values: argparse.Namespace) -> TokenIssuer | None:
+    from router.config import TokenIssuer
+
+    if values.jwt_issuer is not None and values.jwt_audience is not None:
+        return TokenIssuer(
+            values.jwt_issuer,
+            values.jwt_audience,
+            values.jwt_keys or "",
+            values.jwt_tenant_claim,
+            values.jwt_priority_claim,
+            values.jwt_limits_claim,
+            values.jwt_role_claim,
+        )
+    given = [f"--jwt-{name}" for name in ("issuer", "audience", "keys") if getattr(values, f"jwt_{name}")]
+    if not given:
+        return None
+    raise ConfigError(f"bearer tokens need --jwt-issuer and --jwt-audience, given is only {', '.join(given)}")
 
 
 def _pod_discovery(values: argparse.Namespace) -> PodDiscovery | None:

@@ -6,6 +6,7 @@ import argparse
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 
 from twinfang.autoscale import flags as autoscale
 from twinfang.batch import flags as batch
@@ -20,9 +21,9 @@ from twinfang.commands.servers import (
     prepare_router,
 )
 from twinfang.fetch import flags as fetch
+from twinfang.flags import access, table
 from twinfang.flags import ranks as rank_flags
 from twinfang.flags import router as router_flags
-from twinfang.flags import table
 from twinfang.flags.flag import Flag, FlagGroup
 from twinfang.talk import flags as talk
 from wire.errors import ConfigError
@@ -77,22 +78,14 @@ def _prepare_stack(values: argparse.Namespace, roles: Mapping[str, int]) -> Call
         raise
 
 
-def _prepare_drain(values: argparse.Namespace) -> Callable[[], None]:
-    from twinfang.commands.drain import prepare
+def _of(module: str) -> Callable[[argparse.Namespace], Callable[[], None]]:
+    """Returns the function ``prepare`` of a module that is imported when the command is used."""
 
-    return prepare(values)
+    def prepare(values: argparse.Namespace) -> Callable[[], None]:
+        prepared: Callable[[], None] = import_module(module).prepare(values)
+        return prepared
 
-
-def _prepare_autoscale(values: argparse.Namespace) -> Callable[[], None]:
-    from twinfang.autoscale.command import prepare
-
-    return prepare(values)
-
-
-def _prepare_fetch_model(values: argparse.Namespace) -> Callable[[], None]:
-    from twinfang.fetch.command import prepare
-
-    return prepare(values)
+    return prepare
 
 
 def _prepare_batch(values: argparse.Namespace) -> Callable[[], None]:
@@ -336,7 +329,7 @@ DRAIN = Command(
     "restart the server.",
     (FlagGroup("server", (table.DRAINED_SERVER, table.DRAIN_TIMEOUT)), table.LOGS),
     "twinfang drain 127.0.0.1:8200 --timeout 300",
-    _prepare_drain,
+    _of("twinfang.commands.drain"),
     arguments=(table.DRAINED_SERVER,),
 )
 
@@ -348,13 +341,24 @@ API_KEY = Command(
     "as Authorization: Bearer KEY. Several keys may have the same name; they share this name's part of the "
     "servers when requests have to wait, and what they have used of their limits.",
     (
-        FlagGroup("key", (table.KEY_NAME, table.KEYS_FILE, table.MIN_PRIORITY)),
+        FlagGroup("key", (*table.KEY, access.AUDIT_LOG)),
         FlagGroup("limits", table.KEY_LIMITS),
         table.LOGS,
     ),
     "twinfang api-key alice --api-keys-file /etc/twinfang/keys",
     prepare_api_key,
     arguments=(table.KEY_NAME,),
+)
+
+AUDIT = Command(
+    "audit",
+    "check a router's audit log",
+    "`twinfang audit verify FILE` names the first line of an audit log (--audit-log) that was changed, "
+    "removed or moved, and ends with 1 if there is one.",
+    (FlagGroup("log", (access.AUDIT_ACTION, access.AUDIT_FILES, access.EXPECTED_LINE)), table.LOGS),
+    "twinfang audit verify /var/log/twinfang/audit.jsonl",
+    _of("twinfang.commands.audit"),
+    arguments=(access.AUDIT_ACTION, access.AUDIT_FILES),
 )
 
 AUTOSCALE = Command(
@@ -373,7 +377,7 @@ AUTOSCALE = Command(
     ),
     "twinfang autoscale --router-metrics http://router:8000/metrics "
     "--prefill-metrics http://prefill:18100/metrics --decode-metrics http://decode:18200/metrics",
-    _prepare_autoscale,
+    _of("twinfang.autoscale.command"),
 )
 
 FETCH_MODEL = Command(
@@ -390,7 +394,7 @@ FETCH_MODEL = Command(
         table.LOGS,
     ),
     "twinfang fetch-model https://models.example.com/nemotron-h/resolve/v1 /models/nemotron-h",
-    _prepare_fetch_model,
+    _of("twinfang.fetch.command"),
     arguments=(fetch.SOURCE, fetch.DIRECTORY),
 )
 
@@ -438,6 +442,6 @@ COMPLETE = Command(
 
 COMMANDS = (
     *(UP, SERVE, PREFILL, DECODE, ROUTER, PLAN),
-    *(CHECK_NETWORK, DRAIN, AUTOSCALE, BENCH, API_KEY, FETCH_MODEL),
+    *(CHECK_NETWORK, DRAIN, AUTOSCALE, BENCH, API_KEY, AUDIT, FETCH_MODEL),
     *(BATCH, CHAT, COMPLETE),
 )

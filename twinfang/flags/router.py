@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from twinfang.flags import access
 from twinfang.flags.flag import Flag
 from twinfang.flags.table import SERVED_MODEL_NAME
 from twinfang.flags.values import (
@@ -9,7 +10,6 @@ from twinfang.flags.values import (
     existing_file,
     file_path,
     integer,
-    limit_store,
     model_alias,
     model_source,
     one_of,
@@ -53,20 +53,6 @@ HOLD = Flag(
     "how long requests and running answers wait for a server that is expected back, for example after a "
     "restart; then they are answered 503; 0: they don't wait",
     default=15.0,
-)
-API_KEYS_FILE = Flag(
-    *("--api-keys-file", "FILE", existing_file),
-    "file with the keys of clients that may send requests; `twinfang api-key` adds keys to it; read again "
-    "whenever it changes",
-    default_text="none: everybody may send requests",
-)
-LIMIT_STORE = Flag(
-    *("--limit-store", "STORE", limit_store),
-    "where the limits of API keys are counted: sqlite:FILE for the routers of one host, "
-    "redis://[[user]:password@]host:port/db (rediss:// for TLS) for those of several; they are then limits "
-    "of all these routers together",
-    default_text="memory; with --workers, an SQLite file that ends with the router",
-    is_secret=True,
 )
 SSL_CERTFILE = Flag(
     *("--ssl-certfile", "FILE", existing_file),
@@ -131,11 +117,6 @@ REQUEST_TIMEOUT = Flag(
 SHUTDOWN_GRACE = Flag(
     *("--shutdown-grace", "SECONDS", _seconds, "time that running answers have to end after SIGTERM"),
     default=10.0,
-)
-ADMIN_TOKEN_FILE = Flag(
-    *("--admin-token-file", "FILE", existing_file),
-    "file with the admin API's token, or with sha256: and the token's hexadecimal digest",
-    default_text="none: there is no admin API",
 )
 WORKERS = Flag(
     *("--workers", "N", integer(1, 64)),
@@ -241,8 +222,7 @@ ROUTER_LIMITS = (
     WORKERS,
     ALIASES,
     *TLS,
-    API_KEYS_FILE,
-    LIMIT_STORE,
+    *access.ACCESS,
     MAX_REQUESTS_IN_FLIGHT,
     MAX_QUEUE,
     HOLD,
@@ -257,7 +237,6 @@ ROUTER_LIMITS = (
     SESSION_HEADER,
     SHUTDOWN_GRACE,
     CONVERSATION_RETURN,
-    ADMIN_TOKEN_FILE,
     STATE_FILE,
     RESPONSE_STORE,
     RESPONSE_STORE_SIZE,

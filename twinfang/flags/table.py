@@ -238,6 +238,14 @@ MIN_PRIORITY = Flag(
     default_text="any",
 )
 
+KEY_ROLE = Flag(
+    *("--role", "view|operate|configure", one_of("view", "operate", "configure")),
+    "what the key may do through the admin API, and whether it may read the figures of keys in /metrics",
+    default_text="nothing",
+)
+
+KEY = (KEY_NAME, KEYS_FILE, MIN_PRIORITY, KEY_ROLE)
+
 _limit = integer(1, 10**15)
 KEY_LIMITS = (
     Flag(

@@ -43,7 +43,7 @@ def run(values: argparse.Namespace) -> None:
 def _limit_store(values: argparse.Namespace) -> Iterator[None]:
     """Makes the processes count limits of API keys together. Without ``--limit-store`` they share a file that
     ends with them."""
-    if values.limit_store or values.api_keys_file is None:
+    if values.limit_store or (values.api_keys_file is None and values.jwt_issuer is None):
         yield
         return
     with TemporaryDirectory(prefix="twinfang-limits-") as folder:

@@ -5,7 +5,7 @@ import { h } from "./vendor/preact.mjs";
 const SAYING = {
   signed_out: null,
   connecting: null,
-  refused: "The router does not take this token. Check that it is the one in its --admin-token-file.",
+  refused: "The router does not take this token. Give the one in its --admin-token-file, or a key or token with a role.",
   missing: "There is no admin API here. Start the router with --admin-token-file FILE.",
 };
 

@@ -32,7 +32,7 @@ def keys(tmp_path):
 
     def write(**limits):
         path = tmp_path / "keys"
-        path.write_text(key_line(ApiKey("alice", digest_of(KEY), limits=KeyLimits(**limits))))
+        path.write_text(key_line(ApiKey("alice", digest_of(KEY), limits=KeyLimits(**limits), role="view")))
         return ["--api-keys-file", str(path)]
 
     return write
@@ -75,7 +75,7 @@ async def ask_all(urls, number):
 async def metric(url, name):
     """Returns the values of a metric in all processes of a router."""
     async with httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S) as client:
-        lines = (await client.get("/metrics")).text.splitlines()
+        lines = (await client.get("/metrics", headers={"Authorization": f"Bearer {KEY}"})).text.splitlines()
     return [float(line.split()[-1]) for line in lines if line.split("{")[0].split(" ")[0] == name]
 
 

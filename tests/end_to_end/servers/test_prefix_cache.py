@@ -6,7 +6,10 @@ import random
 import httpx
 import pytest
 
+from router.access.api_keys import ApiKey, digest_of, new_key
+from router.access.key_file import key_line
 from testing.fleets.clients import all_at_once, greedy_body, one_at_a_time
+from testing.fleets.stack import running_router
 
 FLAGS = ("--max-num-seqs", "16", "--block-size", "16")
 
@@ -81,6 +84,37 @@ def test_another_salt_shares_no_prompt(stacks):
     assert usage(stack, body | {"cache_salt": "a"})[0] == 0
     assert usage(stack, body | {"cache_salt": "b"})[0] == 0
     assert usage(stack, body | {"cache_salt": "a"})[0] == 112
+
+
+def test_a_neighbour_s_prompt_is_computed_anew_unless_keys_share(stacks, tmp_path):
+    """With another key, all tokens of a prompt are computed that a first key has just asked. If an operator
+    takes the key out of the salt, the second key computes fewer, and can tell by the time that takes."""
+    stack = stacks("up", *FLAGS, "--cache-mode", "all")
+    keys = {name: new_key() for name in ("alice", "bob")}
+    path = tmp_path / "keys"
+    path.write_text("\n".join(key_line(ApiKey(name, digest_of(key))) for name, key in keys.items()))
+    servers = [
+        f"--{p.name.partition('-')[0]}={p.address}" for p in stack.processes().values() if "-" in p.name
+    ]
+
+    def computed_by(url, name, body):
+        before = stack.stats("prefill-0")["prefill-0"].prefill_tokens
+        headers = {"Authorization": f"Bearer {keys[name]}"}
+        reply = httpx.post(f"{url}/v1/completions", json=body, headers=headers, timeout=60.0)
+        assert reply.status_code == 200, reply.text
+        return stack.stats("prefill-0")["prefill-0"].prefill_tokens - before
+
+    with running_router("--api-keys-file", str(path), *servers) as url:
+        body = greedy_body([11, 12, 13, 14] * 50, 2)
+        assert [computed_by(url, name, body) for name in ("alice", "bob", "alice", "bob")] == [199, 199, 7, 7]
+        forged = body | {"cache_salt": "key alice "}
+        assert computed_by(url, "bob", forged) == 199, (
+            "what a client sends never reaches another key's prompts"
+        )
+        assert computed_by(url, "alice", forged) == 199, "and divides its own"
+    with running_router("--api-keys-file", str(path), *servers, "--cache-isolation", "none") as url:
+        body = greedy_body([15, 16, 17, 18] * 50, 2)
+        assert [computed_by(url, name, body) for name in ("alice", "bob")] == [199, 7]
 
 
 @pytest.mark.exhaustive

@@ -50,6 +50,13 @@ def test_limits_are_read_back(path):
     assert read_keys(path).find("k") == written
 
 
+def test_a_role_is_read_back(path):
+    written = ApiKey("prometheus", digest_of("k"), limits=KeyLimits(60), role="view")
+    path.write_text(key_line(written))
+    assert path.read_text().endswith(" requests_per_minute=60 role=view")
+    assert read_keys(path).find("k") == written
+
+
 def test_two_keys_may_have_one_name(path):
     path.write_text("\n".join(key_line(ApiKey("alice", digest_of(key))) for key in "ab"))
     assert {read_keys(path).find(key).name for key in "ab"} == {"alice"}
@@ -63,10 +70,15 @@ DIGEST = f"sha256:{digest_of('x').hex()}"
     ("content", "part"),
     [
         (f"alice {SECRET}", "line 1: expected sha256:"),
-        (f"\n{SECRET} {DIGEST} {SECRET}", "line 2: only min_priority=<integer> and limits "),
+        (
+            f"\n{SECRET} {DIGEST} {SECRET}",
+            r"line 2: only min_priority=<integer>, role=view\|operate\|configure and limits ",
+        ),
         (f"{SECRET}{SECRET} {DIGEST}", "line 1: a key's name"),
         ("alice", "line 1: expected sha256:"),
         (f"alice {DIGEST} min_priority=high", "min_priority=<integer>"),
+        (f"alice {DIGEST} role=root", "role=view"),
+        (f"alice {DIGEST} role=view role=configure", "line 1: role is given twice"),
         (
             f"alice {DIGEST} tokens_per_week=5",
             "limits .requests_per_minute, tokens_per_minute, tokens_per_day",
@@ -82,6 +94,8 @@ DIGEST = f"sha256:{digest_of('x').hex()}"
         "key first",
         "name alone",
         "priority",
+        "role",
+        "2 roles",
         "no limit",
         "0",
         "2 limits",

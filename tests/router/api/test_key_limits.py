@@ -36,7 +36,7 @@ async def limited(make_stack, tmp_path):
 
     async def make(script=None, num_decode=1, **limits):
         path = tmp_path / "keys"
-        path.write_text(key_line(ApiKey("alice", digest_of(KEY), limits=KeyLimits(**limits))))
+        path.write_text(key_line(ApiKey("alice", digest_of(KEY), limits=KeyLimits(**limits), role="view")))
         stack = await make_stack(num_decode=num_decode, api_keys_file=path)
         stack.client.headers.update(AUTH)
         for server in stack.decode:

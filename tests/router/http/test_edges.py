@@ -22,7 +22,7 @@ from testing.router.scripted_servers import ScriptedDecode, hanging, saying, ser
 from testing.router.tokenizers import write_model_dir
 from twinfang.stack.ports import free_ports
 
-ALICE, BATCH = new_key(), new_key()
+ALICE, BATCH, WATCHER = new_key(), new_key(), new_key()
 
 
 def bearer(key: str) -> dict[str, str]:
@@ -33,6 +33,7 @@ def bearer(key: str) -> dict[str, str]:
 def keys(tmp_path):
     path = tmp_path / "keys"
     lines = (ApiKey("alice", digest_of(ALICE)), ApiKey("batch", digest_of(BATCH), min_priority=10))
+    lines += (ApiKey("watcher", digest_of(WATCHER), role="view"),)
     path.write_text("\n".join(map(key_line, lines)))
     return path
 
@@ -64,6 +65,10 @@ async def test_only_requests_with_a_key_that_holds_are_answered(make_stack, keys
     assert answer.json()["usage"]["completion_tokens"] == 2
     samples = await samples_of(stack)
     assert samples["twinfang_unauthorized_requests_total",] == 20
+    assert not [name for name, *_ in samples if name.startswith("twinfang_key_")], (
+        "nobody may see keys' names"
+    )
+    samples = await samples_of(stack, headers=bearer(WATCHER))
     assert samples["twinfang_key_requests_total", "alice", "completed"] == 1
     assert samples["twinfang_key_tokens_total", "alice", "generation"] == 2
 

@@ -1,0 +1,1 @@
+"""The audit log: who did what, in a file whose lines are chained by their hashes."""
