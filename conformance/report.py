@@ -1,0 +1,78 @@
+"""The results: JSON for each system, and the table of docs/reliability.md."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks.json_file import read_json, write_json
+from conformance.cases import CASES
+from conformance.models import TITLES
+from conformance.pair import Pair
+from conformance.run import Result, Settings
+from testing.marked_section import replace_between
+from testing.repository import DOCS, RESULTS
+from twinfang.bench.machine import machine
+
+JSON = RESULTS / "conformance.json"
+DOCUMENT = DOCS / "reliability.md"
+BEGIN = "<!-- written by: python -m conformance --publish -->"
+END = "<!-- end of what the conformance suite writes -->"
+COUNTS = ("right", "wrong", "errors", "hangs", "cancelled", "ties")
+
+
+def system(pair: Pair, results: Sequence[Result], settings: Settings, date: str) -> dict[str, Any]:
+    """Returns a system's part of the JSON."""
+    host = {key: machine()[key] for key in ("processor", "cores", "python", "load_average")}
+    return {
+        "title": pair.title,
+        "date": date,
+        "machine": host,
+        "about": dict(pair.about()),
+        "models": TITLES,
+        "lease_s": pair.lease_s,
+        "deadline_s": settings.deadline_s,
+        "quiet_s": settings.quiet_s,
+        "seed": settings.seed,
+        "results": [asdict(result) for result in results],
+    }
+
+
+def publish(name: str, part: dict[str, Any], path: Path = JSON, document: Path = DOCUMENT) -> None:
+    """Puts a system's results into the JSON beside those of others, and writes the table again."""
+    content = read_json(path) or {"systems": {}}
+    content["systems"][name] = part
+    write_json(path, content)
+    replace_between(document, BEGIN, END, section(content))
+
+
+def section(content: dict[str, Any]) -> str:
+    """Returns Markdown: a table of all cases and systems."""
+    systems = content["systems"].values()
+    lines = [
+        "| case | " + " | ".join(part["title"] for part in systems) + " |",
+        "|---|" + "---|" * len(systems),
+    ]
+    for case in CASES:
+        cells = [_cell([one for one in part["results"] if one["case"] == case.name]) for part in systems]
+        lines.append(f"| {case.title} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _cell(runs: Sequence[dict[str, Any]]) -> str:
+    """Sums the runs of a case up."""
+    if not runs:
+        return "not run"
+    if problems := [one["problem"] for one in runs if one["problem"]]:
+        return "does not run: " + problems[0].splitlines()[0][:120].replace("|", "/")
+    total = {count: sum(one[count] for one in runs) for count in COUNTS}
+    lost = [sum(one["lost"].values()) for one in runs]
+    asked = sum(total[count] for count in ("right", "wrong", "errors", "hangs"))
+    words = [f"{total['right']} of {asked} right"]
+    names = {"wrong": "**wrong with HTTP 200**", "errors": "errors", "hangs": "**hang**"}
+    words += [f"{total[count]} {name}" for count, name in names.items() if total[count]]
+    words += [f"{total['ties']} by ties"] * bool(total["ties"])
+    words += [f"**blocks lost: {', '.join(map(str, lost))}**"] * any(lost)
+    return ", ".join(words)
