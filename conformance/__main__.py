@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import importlib
-import json
 import signal
 import sys
 import tempfile
@@ -23,10 +22,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, cast
 
+from benchmarks.json_file import write_json
 from conformance.cases import CASES
 from conformance.pair import Pair
 from conformance.report import publish, section, system
-from conformance.run import Settings, suite
+from conformance.run import Result, Settings, suite
 from conformance.twinfang_pair import TwinfangPair
 from conformance.vllm_pair import VllmPair
 
@@ -43,13 +43,13 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0, help="of the prompts")
     parser.add_argument("--deadline", type=float, default=90.0, metavar="S", help="of a request; default: 90")
     parser.add_argument(
-        "--quiet", type=float, default=30.0, metavar="S", help="until all is given back; default: 30"
+        "--quiet", type=float, default=45.0, metavar="S", help="until all is given back; default: 45"
     )
     parser.add_argument("--lease", type=float, metavar="S", help="how long prefill keeps a prompt")
     parser.add_argument("--vllm", type=Path, metavar="DIR", help="environment with vLLM")
     parser.add_argument("--recompute", action="store_true", help="vLLM with kv_load_failure_policy recompute")
     parser.add_argument("--folder", type=Path, metavar="DIR", help="keep models and logs there")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there, after every run")
     parser.add_argument("--publish", action="store_true", help="into the repository's JSON and table")
     return parser
 
@@ -77,11 +77,14 @@ def main() -> int:
         pair = pair_of(options, folder)
         settings = Settings(folder, options.runs, options.deadline, options.quiet, options.seed)
         cases = [case for case in CASES if not options.only or case.name in options.only]
-        results = suite(pair, cases, settings, say=lambda line: print(line, flush=True))
-    part: dict[str, Any] = system(pair, results, settings, datetime.date.today().isoformat())
+        results: list[Result] = []
+        part: dict[str, Any] = {}
+        for result in suite(pair, cases, settings, say=lambda line: print(line, flush=True)):
+            results.append(result)
+            part = system(pair, results, settings, datetime.date.today().isoformat())
+            if options.json is not None:
+                write_json(options.json, part)
     print(section({"systems": {pair.name: part}}))
-    if options.json is not None:
-        options.json.write_text(json.dumps(part, indent=1) + "\n", encoding="utf-8")
     if options.publish:
         publish(pair.name, part)
     return 0 if all(result.is_good for result in results) else 1

@@ -21,6 +21,8 @@ ATTENTION_DRAFTS = Profile("attention-drafts", ATTENTION, drafts=True)
 
 READ_POSTED_S = 0.7
 """Time after which a decode server that was thawed has begun to read."""
+AT_ONCE = 8
+"""Prompts that use freed memory again: as many as there are rows."""
 ANSWERING_S = 0.3
 """Time after which answers have begun."""
 
@@ -44,7 +46,7 @@ class Case:
 
 
 def few(rng: random.Random) -> list[Question]:
-    return random_questions(rng, lengths(rng, 6), 24)
+    return random_questions(rng, lengths(rng, 6), 16)
 
 
 def few_long_answers(rng: random.Random) -> list[Question]:
@@ -52,20 +54,20 @@ def few_long_answers(rng: random.Random) -> list[Question]:
 
 
 def more_than_rows(rng: random.Random) -> list[Question]:
-    return random_questions(rng, lengths(rng, 32), 240)
+    return random_questions(rng, lengths(rng, 24), 160)
 
 
 def many(rng: random.Random) -> list[Question]:
-    return random_questions(rng, lengths(rng, 48, least=20), 24)
+    return random_questions(rng, lengths(rng, 32, least=20), 16)
 
 
 def a_burst(rng: random.Random) -> list[Question]:
-    return random_questions(rng, lengths(rng, 96), 24)
+    return random_questions(rng, lengths(rng, 64), 8)
 
 
 def short(rng: random.Random) -> list[Question]:
     """One token, and lengths at the edges of blocks."""
-    return random_questions(rng, [1, 1, 2, 3, 1, 15, 16, 17, 1, 31, 32, 33, 127, 128, 129, 1], 24)
+    return random_questions(rng, [1, 1, 2, 3, 1, 15, 16, 17, 1, 31, 32, 33, 127, 128, 129, 1], 16)
 
 
 # --- what happens meanwhile ----------------------------------------------------------------------
@@ -82,8 +84,8 @@ def late_read(trial: Trial, questions: Sequence[Question]) -> Futures:
         trial.until_handed_over(len(questions))
         trial.wait_out_lease()
         rng = random.Random(str(questions[0].prompt))
-        for _ in range(2 * len(questions)):
-            trial.pair.prefill(random_ids(rng, 240))
+        for _ in range(2):
+            trial.pair.prefill([random_ids(rng, 240) for _ in range(AT_ONCE)])
     return sent
 
 
@@ -150,7 +152,7 @@ CASES = (
         few,
         late_read,
     ),
-    Case("queue", "lease expired in the queue: 32 long answers, 8 rows", more_than_rows, undisturbed),
+    Case("queue", "lease expired in the queue: 24 long answers, 8 rows", more_than_rows, undisturbed),
     Case("killed", "prefill killed in mid-read", few, killed_in_mid_read),
     Case("frozen-read", "prefill frozen in mid-read past the lease, thawed", few, frozen_in_mid_read),
     Case(
@@ -159,10 +161,10 @@ CASES = (
         few_long_answers,
         frozen_in_mid_answer,
     ),
-    Case("pressure", "block reuse under pressure: 48 prompts, room for about 10", many, undisturbed),
+    Case("pressure", "block reuse under pressure: 32 prompts, room for about 10", many, undisturbed),
     Case("cancel", "cancel between prefill and decode, every second of 6", few, cancelled),
     Case("one-token", "one-token prompts, and others at edges of blocks", short, undisturbed),
-    Case("burst", "burst beyond room: 96 prompts at once", a_burst, undisturbed),
+    Case("burst", "burst beyond room: 64 prompts at once", a_burst, undisturbed),
     Case("drafts", "mixed drafts and prefix caching, hybrid model", shared_prefixes, in_two_waves, DRAFTS),
     Case(
         "drafts-attention",

@@ -41,12 +41,16 @@ class RunningPair(Protocol):
     def num_handed_over(self) -> int:
         """Returns how many prompts are prefilled and wait for the decode server to take them over."""
 
-    def prefill(self, prompt: Sequence[int]) -> None:
-        """Lets the prefill server alone compute a prompt, so that it uses memory that is free there."""
+    def prefill(self, prompts: Sequence[Sequence[int]]) -> None:
+        """Lets the prefill server alone compute prompts, all at once, so that it uses memory that is free
+        there."""
 
     def held(self) -> Mapping[str, int]:
         """Returns what the servers' own metrics say is in use, by server and kind; what only a prefix cache
         holds is free. Raises :class:`OSError` or :class:`ValueError` while a server does not answer."""
+
+    def restart(self) -> None:
+        """Ends both servers. Returns once new ones serve in their places."""
 
     def recover(self) -> None:
         """Returns once both servers serve again. Starts what does not restart by itself."""

@@ -53,8 +53,8 @@ def shared_prefixes(rng: random.Random) -> list[Question]:
     """
     prefixes = [random_ids(rng, 192) for _ in range(3)]
     made = []
-    for number in range(18):
+    for number in range(12):
         phrase = random_ids(rng, 9)
         prompt = prefixes[number % 3] + phrase * 3 + random_ids(rng, 3) + phrase[:4]
-        made.append(Question(prompt, 48, drafts=number % 3 != 2))
+        made.append(Question(prompt, 24, drafts=number % 3 != 2))
     return made + made[::3]

@@ -65,12 +65,12 @@ def _cell(runs: Sequence[dict[str, Any]]) -> str:
     """Sums the runs of a case up."""
     if not runs:
         return "not run"
-    if problems := [one["problem"] for one in runs if one["problem"]]:
-        return "does not run: " + problems[0].splitlines()[0][:120].replace("|", "/")
+    if problem := next((str(one["problem"]) for one in runs if one["problem"]), ""):
+        return f"does not run: {problem.splitlines()[0][:120].replace('|', '/')}"
     total = {count: sum(one[count] for one in runs) for count in COUNTS}
     lost = [sum(one["lost"].values()) for one in runs]
     asked = sum(total[count] for count in ("right", "wrong", "errors", "hangs"))
-    words = [f"{total['right']} of {asked} right"]
+    words: list[str] = [f"{total['right']} of {asked} right"]
     names = {"wrong": "**wrong with HTTP 200**", "errors": "errors", "hangs": "**hang**"}
     words += [f"{total[count]} {name}" for count, name in names.items() if total[count]]
     words += [f"{total['ties']} by ties"] * bool(total["ties"])

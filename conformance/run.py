@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
+
+import httpx
 
 from conformance.cases import Case
 from conformance.client import Reply, connected
@@ -22,6 +24,9 @@ from wire.errors import TwinfangError
 
 QUIET_POLL_S = 0.2
 MAX_EXAMPLES = 3
+MAX_PROBLEM_CHARS = 1500
+FAILURES = (TwinfangError, OracleError, AssertionError, OSError, httpx.HTTPError)
+"""Errors of a system that can't be started, asked or disturbed as a case needs it."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +38,7 @@ class Settings:
     runs: int = 3
     deadline_s: float = 90.0
     """A request without an answer after this time hangs."""
-    quiet_s: float = 30.0
+    quiet_s: float = 45.0
     """Time after a run within which all must be given back. Longer than a lease."""
     seed: int = 0
 
@@ -80,22 +85,21 @@ class Result:
 
 def suite(
     pair: Pair, cases: Sequence[Case], settings: Settings, say: Callable[[str], None] = lambda _: None
-) -> list[Result]:
-    """Runs all cases. One that can't be run has a problem in its result, and the others go on."""
-    results = []
+) -> Iterator[Result]:
+    """Runs all cases; yields each run's result. A case that can't be run has a problem in its result, and the
+    others go on."""
     for profile, group in groupby(sorted(cases, key=lambda case: case.profile.name != "plain"), _profile):
-        of_profile = list(group)
+        of_profile, done = list(group), Counter[str]()
         try:
-            results += _group(pair, profile, of_profile, settings, say)
-        except (TwinfangError, OracleError, AssertionError, OSError) as error:
+            for result in _group(pair, profile, of_profile, settings, say):
+                done[result.case] += 1
+                say(line(result))
+                yield result
+        except FAILURES as error:
             say(f"{profile.name}: {error}")
-            done = Counter(result.case for result in results)
-            results += [
-                Result(case.name, run, problem=str(error)[:600])
-                for case in of_profile
-                for run in range(done[case.name], settings.runs)
-            ]
-    return results
+            for case in of_profile:
+                for run in range(done[case.name], settings.runs):
+                    yield Result(case.name, run, problem=_brief(error))
 
 
 def _profile(case: Case) -> Profile:
@@ -113,7 +117,7 @@ def asked(cases: Iterable[Case], settings: Settings) -> dict[tuple[str, int], li
 
 def _group(
     pair: Pair, profile: Profile, cases: list[Case], settings: Settings, say: Callable[[str], None]
-) -> list[Result]:
+) -> Iterator[Result]:
     model = checkpoint(profile.model, settings.folder)
     oracle = Oracle(model)
     questions = asked(cases, settings)
@@ -123,17 +127,15 @@ def _group(
     with pair.monolith(profile, model) as url, connected(url, settings.deadline_s) as client:
         for some in questions.values():
             oracle.learn(client, model.name, some)
-    results: list[Result] = []
     with pair.running(profile, model, logs) as running:
         _warm_up(running, settings)
         for case in cases:
             for run in range(settings.runs):
                 result = one(pair, running, case, questions[case.name, run], oracle, run, settings)
-                say(line(result))
-                results.append(result)
-                if result.problem:
-                    break
-    return results
+                yield result
+                if result.hangs or result.lost or result.problem:
+                    say(f"{pair.name} is started anew, so that the next run finds all memory free")
+                    running.restart()
 
 
 def _warm_up(running: RunningPair, settings: Settings) -> None:
@@ -166,8 +168,8 @@ def one(
                 except CancelledError:
                     replies.append(None)
             running.recover()
-        except (TwinfangError, AssertionError, OSError) as error:
-            result.problem = str(error)[:600]
+        except FAILURES as error:
+            result.problem = _brief(error)
             return result
     for question, reply in zip(questions, replies, strict=True):
         if reply is None:
@@ -195,6 +197,10 @@ def _held(running: RunningPair) -> dict[str, int]:
     except (OSError, ValueError) as error:
         return {f"no metrics: {type(error).__name__}": 1}
     return {name: count for name, count in told.items() if count}
+
+
+def _brief(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:MAX_PROBLEM_CHARS]
 
 
 def line(result: Result) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,7 +12,8 @@ from pathlib import Path
 import grpc
 
 from benchmarks.side_by_side.contenders.arrangement import MORTAL_STACK
-from conformance.pair import Profile, Role
+from conformance.faults import kill
+from conformance.pair import ROLES, Profile, Role
 from testing.fleets.fleet import held
 from testing.fleets.stack import Stack, run_async, running_stack
 from testing.router.prefill_calls import prefill
@@ -106,16 +108,18 @@ class RunningTwinfang:
     def num_handed_over(self) -> int:
         return self.stack.stats("prefill-0")["prefill-0"].leases_held
 
-    def prefill(self, prompt: Sequence[int]) -> None:
+    def prefill(self, prompts: Sequence[Sequence[int]]) -> None:
         address = self.stack.processes()["prefill-0"].address
-        request = PrefillRequest(f"alone-{abs(hash(tuple(prompt)))}", tuple(prompt))
 
-        async def compute() -> None:
+        async def compute(channel: grpc.aio.Channel, number: int, prompt: Sequence[int]) -> None:
+            async for _ in prefill(channel, PrefillRequest(f"alone-{number}", tuple(prompt))):
+                pass
+
+        async def compute_all() -> None:
             async with open_channel(address) as channel:
-                async for _ in prefill(channel, request):
-                    pass
+                await asyncio.gather(*(compute(channel, *one) for one in enumerate(prompts)))
 
-        run_async(compute)
+        run_async(compute_all)
 
     def held(self) -> Mapping[str, int]:
         try:
@@ -125,6 +129,11 @@ class RunningTwinfang:
         return {
             f"{server} {kind}": count for server, one in stats.items() for kind, count in held(one).items()
         }
+
+    def restart(self) -> None:
+        for role in ROLES:
+            kill(self, role)
+        self.recover()
 
     def recover(self) -> None:
         self.stack.wait_until(self.stack.is_ready, "the stack is ready again", RECOVERY_S)

@@ -2,9 +2,9 @@
 
 Its settings are its defaults, except these, which its documents or its command line name:
 
+* ``--lease`` sets ``kv_lease_duration``, which is 30 s by default here and there,
 * a small cache (``--num-gpu-blocks-override``), few rows, and a core for each server,
 * ``--enforce-eager``: without compilation, a killed server is soon back,
-* ``kv_lease_duration`` of 6 s instead of 30 s, so that the suite ends soon; ``--lease 30`` gives the default,
 * ``--no-enable-prefix-caching`` for the hybrid model without drafts: with prefix caching, vLLM 0.32 launches
   Triton kernels, and there is no Triton for CPUs. The cases about prefix caching switch it on.
 """
@@ -17,6 +17,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import distributions
@@ -41,6 +42,7 @@ NUM_ATTENTION_BLOCKS = 25
 NGRAM = {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4, "num_speculative_tokens": 3}
 KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 METRICS_TIMEOUT_S = 10.0
+PREFILL_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -48,12 +50,12 @@ class VllmPair:
     """An installation of vLLM, and the settings of its pair."""
 
     vllm: Vllm
-    lease_s: float = 6.0
+    lease_s: float = 30.0
     recompute: bool = False
     """Whether a failed load of KV is computed again instead of failing the request, which is the default."""
 
     @classmethod
-    def found_in(cls, venv: Path | None, folder: Path, *, recompute: bool, lease_s: float = 6.0) -> VllmPair:
+    def found_in(cls, venv: Path | None, folder: Path, *, recompute: bool, lease_s: float = 30.0) -> VllmPair:
         """Raises :class:`UnavailableError` if vLLM is not there."""
         found = Vllm.found_in(venv, folder / "vllm-cache", "float32")
         if found is None:
@@ -222,23 +224,33 @@ class RunningVllm:
     def num_handed_over(self) -> int:
         return int(httpx.get(f"{self.url}/requests", timeout=METRICS_TIMEOUT_S).json()["decode"])
 
-    def prefill(self, prompt: Sequence[int]) -> None:
-        body = {"model": self.model, "prompt": list(prompt), "max_tokens": 1, "temperature": 0}
-        answer = httpx.post(f"{self.servers['prefill'].url}/v1/completions", json=body, timeout=60.0)
-        answer.raise_for_status()
+    def prefill(self, prompts: Sequence[Sequence[int]]) -> None:
+        url = f"{self.servers['prefill'].url}/v1/completions"
+
+        def compute(prompt: Sequence[int]) -> None:
+            body = {"model": self.model, "prompt": list(prompt), "max_tokens": 1, "temperature": 0}
+            httpx.post(url, json=body, timeout=PREFILL_TIMEOUT_S).raise_for_status()
+
+        with ThreadPoolExecutor(len(prompts)) as pool:
+            list(pool.map(compute, prompts))
 
     def held(self) -> Mapping[str, int]:
         """Blocks in use, as the share that each server tells times their number."""
         return {f"{role} blocks": _blocks_in_use(server.url) for role, server in self.servers.items()}
 
+    def restart(self) -> None:
+        for server in self.servers.values():
+            server.exits.close()
+        self.recover()
+
     def recover(self) -> None:
         """Starts servers that have ended, and those that say they are not healthy."""
-        for role, server in self.servers.items():
-            if not server.is_healthy:
-                print(f"vLLM's {role} server is started again", flush=True)
-                server.exits.close()
-                server.start()
-                server.wait_until_ready()
+        sick = [server for server in self.servers.values() if not server.is_healthy]
+        for server in sick:
+            server.exits.close()
+            server.start()
+        for server in sick:
+            server.wait_until_ready()
 
 
 def _blocks_in_use(url: str) -> int:
