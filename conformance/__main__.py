@@ -45,6 +45,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--quiet", type=float, default=45.0, metavar="S", help="until all is given back; default: 45"
     )
+    parser.add_argument("--long-answer", type=int, default=240, metavar="TOKENS", help="default: 240")
     parser.add_argument("--lease", type=float, metavar="S", help="how long prefill keeps a prompt")
     parser.add_argument("--vllm", type=Path, metavar="DIR", help="environment with vLLM")
     parser.add_argument("--recompute", action="store_true", help="vLLM with kv_load_failure_policy recompute")
@@ -75,7 +76,9 @@ def main() -> int:
             exits.enter_context(tempfile.TemporaryDirectory(prefix="conformance-"))
         )
         pair = pair_of(options, folder)
-        settings = Settings(folder, options.runs, options.deadline, options.quiet, options.seed)
+        settings = Settings(
+            folder, options.runs, options.deadline, options.quiet, options.seed, options.long_answer
+        )
         cases = [case for case in CASES if not options.only or case.name in options.only]
         results: list[Result] = []
         part: dict[str, Any] = {}

@@ -35,8 +35,8 @@ class Case:
 
     name: str
     title: str
-    ask: Callable[[random.Random], list[Question]]
-    """Makes the questions of one run."""
+    ask: Callable[[random.Random, int], list[Question]]
+    """Makes the questions of one run; the number is how many tokens a long answer has."""
     play: Callable[[Trial, Sequence[Question]], Futures]
     """Sends the questions and does what the case is about. Returns the replies, in the questions' order."""
     profile: Profile = PLAIN
@@ -45,27 +45,27 @@ class Case:
 # --- what is asked -------------------------------------------------------------------------------
 
 
-def few(rng: random.Random) -> list[Question]:
+def few(rng: random.Random, _long: int) -> list[Question]:
     return random_questions(rng, lengths(rng, 6), 16)
 
 
-def few_long_answers(rng: random.Random) -> list[Question]:
-    return random_questions(rng, lengths(rng, 6), 160)
+def few_long_answers(rng: random.Random, long: int) -> list[Question]:
+    return random_questions(rng, lengths(rng, 6), long)
 
 
-def more_than_rows(rng: random.Random) -> list[Question]:
-    return random_questions(rng, lengths(rng, 24), 160)
+def more_than_rows(rng: random.Random, long: int) -> list[Question]:
+    return random_questions(rng, lengths(rng, 24), long)
 
 
-def many(rng: random.Random) -> list[Question]:
+def many(rng: random.Random, _long: int) -> list[Question]:
     return random_questions(rng, lengths(rng, 32, least=20), 16)
 
 
-def a_burst(rng: random.Random) -> list[Question]:
+def a_burst(rng: random.Random, _long: int) -> list[Question]:
     return random_questions(rng, lengths(rng, 64), 8)
 
 
-def short(rng: random.Random) -> list[Question]:
+def short(rng: random.Random, _long: int) -> list[Question]:
     """One token, and lengths at the edges of blocks."""
     return random_questions(rng, [1, 1, 2, 3, 1, 15, 16, 17, 1, 31, 32, 33, 127, 128, 129, 1], 16)
 
@@ -144,15 +144,18 @@ def _in_mid_read(trial: Trial, questions: Sequence[Question], stands: ExitStack)
     return sent
 
 
+def prefixes(rng: random.Random, _long: int) -> list[Question]:
+    return shared_prefixes(rng)
+
+
 CASES = (
-    Case("undisturbed", "nothing happens", many, undisturbed),
+    Case("one-token", "one-token prompts, and others at edges of blocks", short, undisturbed),
     Case(
         "late-read",
         "late read after release: decode frozen past the lease, its memory used again",
         few,
         late_read,
     ),
-    Case("queue", "lease expired in the queue: 24 long answers, 8 rows", more_than_rows, undisturbed),
     Case("killed", "prefill killed in mid-read", few, killed_in_mid_read),
     Case("frozen-read", "prefill frozen in mid-read past the lease, thawed", few, frozen_in_mid_read),
     Case(
@@ -161,15 +164,15 @@ CASES = (
         few_long_answers,
         frozen_in_mid_answer,
     ),
-    Case("pressure", "block reuse under pressure: 32 prompts, room for about 10", many, undisturbed),
     Case("cancel", "cancel between prefill and decode, every second of 6", few, cancelled),
-    Case("one-token", "one-token prompts, and others at edges of blocks", short, undisturbed),
     Case("burst", "burst beyond room: 64 prompts at once", a_burst, undisturbed),
-    Case("drafts", "mixed drafts and prefix caching, hybrid model", shared_prefixes, in_two_waves, DRAFTS),
+    Case("pressure", "block reuse under pressure: 32 prompts, room for about 10", many, undisturbed),
+    Case("queue", "queue longer than the lease: 24 long answers, 8 rows", more_than_rows, undisturbed),
+    Case("drafts", "mixed drafts and prefix caching, hybrid model", prefixes, in_two_waves, DRAFTS),
     Case(
         "drafts-attention",
         "mixed drafts and prefix caching, model of attention only",
-        shared_prefixes,
+        prefixes,
         in_two_waves,
         ATTENTION_DRAFTS,
     ),

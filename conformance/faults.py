@@ -41,7 +41,7 @@ def kill(pair: RunningPair, role: Role) -> None:
     pids = list(pair.pids(role))
     for pid in pids:
         _signal(pid, signal.SIGKILL)
-    wait_until(lambda: not any(map(_lives, pids)), f"the {role} server has ended")
+    wait_until(lambda: not any(map(lives, pids)), f"the {role} server has ended")
 
 
 def _signal(pid: int, signum: signal.Signals) -> None:
@@ -53,7 +53,8 @@ def _stands(pid: int) -> bool:
     return psutil.Process(pid).status() == psutil.STATUS_STOPPED
 
 
-def _lives(pid: int) -> bool:
+def lives(pid: int) -> bool:
+    """Whether the process exists and has not ended."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

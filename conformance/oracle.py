@@ -8,19 +8,20 @@ before it, or equal to the best one up to rounding.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from benchmarks.json_file import read_json, write_json
 from conformance.client import Client, Reply
 from conformance.questions import Question
 from testing.checkpoints.families import family_logits
 from testing.oracles.ties import count_ties
 
 Outcome = Literal["right", "wrong", "error", "hang"]
-AT_ONCE = 4
+AT_ONCE = 8
 
 
 class OracleError(Exception):
@@ -42,7 +43,16 @@ class Oracle:
     """Answers of a single server, by question."""
 
     model: Path
+    file: Path
+    """Keeps the answers for the next run in the same folder."""
     answers: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        known = read_json(self.file) or {}
+        self.answers = {key: tuple(tokens) for key, tokens in known.items()}
+
+    def knows(self, questions: Iterable[Question]) -> bool:
+        return all(question.key in self.answers for question in questions)
 
     def learn(self, client: Client, name: str, questions: Sequence[Question]) -> None:
         """Asks the single server. Raises :class:`OracleError` if it does not answer a question."""
@@ -54,6 +64,7 @@ class Oracle:
                 self._keep(*under_way.popleft())
         for question, future in under_way:
             self._keep(question, future)
+        write_json(self.file, dict(self.answers))
 
     def _keep(self, question: Question, future: Future[Reply]) -> None:
         reply = future.result()

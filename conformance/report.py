@@ -36,14 +36,19 @@ def system(pair: Pair, results: Sequence[Result], settings: Settings, date: str)
         "deadline_s": settings.deadline_s,
         "quiet_s": settings.quiet_s,
         "seed": settings.seed,
+        "long_answer": settings.long_answer,
         "results": [asdict(result) for result in results],
     }
 
 
 def publish(name: str, part: dict[str, Any], path: Path = JSON, document: Path = DOCUMENT) -> None:
-    """Puts a system's results into the JSON beside those of others, and writes the table again."""
+    """Puts a system's results into the JSON beside those of others, and writes the table again. Results of cases
+    that were not run now are kept."""
     content = read_json(path) or {"systems": {}}
-    content["systems"][name] = part
+    before = content["systems"].get(name, {}).get("results", [])
+    now = {one["case"] for one in part["results"]}
+    kept = [one for one in before if one["case"] not in now]
+    content["systems"][name] = part | {"results": [*kept, *part["results"]]}
     write_json(path, content)
     replace_between(document, BEGIN, END, section(content))
 

@@ -12,6 +12,7 @@ from itertools import groupby
 from pathlib import Path
 
 import httpx
+import psutil
 
 from conformance.cases import Case
 from conformance.client import Reply, connected
@@ -25,7 +26,7 @@ from wire.errors import TwinfangError
 QUIET_POLL_S = 0.2
 MAX_EXAMPLES = 3
 MAX_PROBLEM_CHARS = 1500
-FAILURES = (TwinfangError, OracleError, AssertionError, OSError, httpx.HTTPError)
+FAILURES = (TwinfangError, OracleError, AssertionError, OSError, httpx.HTTPError, psutil.Error)
 """Errors of a system that can't be started, asked or disturbed as a case needs it."""
 
 
@@ -41,6 +42,8 @@ class Settings:
     quiet_s: float = 45.0
     """Time after a run within which all must be given back. Longer than a lease."""
     seed: int = 0
+    long_answer: int = 240
+    """Tokens of a long answer. Three of them take longer than a lease."""
 
 
 @dataclass
@@ -109,7 +112,7 @@ def _profile(case: Case) -> Profile:
 def asked(cases: Iterable[Case], settings: Settings) -> dict[tuple[str, int], list[Question]]:
     """Returns the questions of every case and run: others in each, so that no cache knows them."""
     return {
-        (case.name, run): case.ask(random.Random(f"{case.name} {run} {settings.seed}"))
+        (case.name, run): case.ask(random.Random(f"{case.name} {run} {settings.seed}"), settings.long_answer)
         for case in cases
         for run in range(settings.runs)
     }
@@ -119,16 +122,16 @@ def _group(
     pair: Pair, profile: Profile, cases: list[Case], settings: Settings, say: Callable[[str], None]
 ) -> Iterator[Result]:
     model = checkpoint(profile.model, settings.folder)
-    oracle = Oracle(model)
+    oracle = Oracle(model, settings.folder / f"{pair.name}-{profile.name}-answers.json")
     questions = asked(cases, settings)
     logs = settings.folder / "logs"
     logs.mkdir(parents=True, exist_ok=True)
-    say(f"{pair.name}, {profile.name}: {sum(map(len, questions.values()))} questions for a single server")
-    with pair.monolith(profile, model) as url, connected(url, settings.deadline_s) as client:
-        for some in questions.values():
-            oracle.learn(client, model.name, some)
+    everything = [question for some in questions.values() for question in some]
+    if not oracle.knows(everything):
+        say(f"{pair.name}, {profile.name}: {len(everything)} questions for a single server")
+        with pair.monolith(profile, model) as url, connected(url, settings.deadline_s) as client:
+            oracle.learn(client, model.name, everything)
     with pair.running(profile, model, logs) as running:
-        _warm_up(running, settings)
         for case in cases:
             for run in range(settings.runs):
                 result = one(pair, running, case, questions[case.name, run], oracle, run, settings)
@@ -139,7 +142,7 @@ def _group(
 
 
 def _warm_up(running: RunningPair, settings: Settings) -> None:
-    """Lets both servers meet, so that the first case does not begin with their handshake."""
+    """Lets both servers meet, so that no case begins with their handshake. After a restart they are strangers."""
     with connected(running.url, settings.deadline_s) as client:
         [question] = random_questions(random.Random("warm-up"), [100], 8)
         client.send(question.body(running.model)).result()
@@ -156,6 +159,11 @@ def one(
 ) -> Result:
     """Runs one case once, and lets the pair recover."""
     result = Result(case.name, run)
+    try:
+        _warm_up(running, settings)
+    except FAILURES as error:
+        result.problem = _brief(error)
+        return result
     with connected(running.url, settings.deadline_s) as client:
         without_drafts = dict(pair.without_drafts)
         trial = Trial(running, client, pair.lease_s, without_drafts, settings.deadline_s, result.notes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shlex
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from pathlib import Path
 import grpc
 
 from benchmarks.side_by_side.contenders.arrangement import MORTAL_STACK
-from conformance.faults import kill
+from conformance.faults import kill, lives
 from conformance.pair import ROLES, Profile, Role
 from testing.fleets.fleet import held
 from testing.fleets.stack import Stack, run_async, running_stack
@@ -103,7 +104,8 @@ class RunningTwinfang:
         return self.stack.model
 
     def pids(self, role: Role) -> Sequence[int]:
-        return [self.stack.processes()[f"{role}-0"].pid]
+        process = self.stack.processes().get(f"{role}-0")
+        return [] if process is None else [process.pid]
 
     def num_handed_over(self) -> int:
         return self.stack.stats("prefill-0")["prefill-0"].leases_held
@@ -111,13 +113,13 @@ class RunningTwinfang:
     def prefill(self, prompts: Sequence[Sequence[int]]) -> None:
         address = self.stack.processes()["prefill-0"].address
 
-        async def compute(channel: grpc.aio.Channel, number: int, prompt: Sequence[int]) -> None:
-            async for _ in prefill(channel, PrefillRequest(f"alone-{number}", tuple(prompt))):
+        async def compute(channel: grpc.aio.Channel, prompt: Sequence[int]) -> None:
+            async for _ in prefill(channel, PrefillRequest(f"alone-{uuid.uuid4()}", tuple(prompt))):
                 pass
 
         async def compute_all() -> None:
             async with open_channel(address) as channel:
-                await asyncio.gather(*(compute(channel, *one) for one in enumerate(prompts)))
+                await asyncio.gather(*(compute(channel, prompt) for prompt in prompts))
 
         run_async(compute_all)
 
@@ -136,4 +138,9 @@ class RunningTwinfang:
         self.recover()
 
     def recover(self) -> None:
-        self.stack.wait_until(self.stack.is_ready, "the stack is ready again", RECOVERY_S)
+        self.stack.wait_until(self._is_whole, "the stack is ready again", RECOVERY_S)
+
+    def _is_whole(self) -> bool:
+        """Whether all processes of the status live and serve. After a kill, the status is late."""
+        pids = [pid for role in ROLES for pid in self.pids(role)]
+        return len(pids) == len(ROLES) and all(map(lives, pids)) and self.stack.is_ready()

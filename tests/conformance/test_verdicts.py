@@ -79,7 +79,9 @@ class RunningScript:
         pass
 
 
-ONE = Case("one", "one request", lambda rng: random_questions(rng, [20], len(RIGHT)), undisturbed, PLAIN)
+ONE = Case(
+    "one", "one request", lambda rng, long: random_questions(rng, [20], len(RIGHT)), undisturbed, PLAIN
+)
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +131,7 @@ def test_blocks_that_do_not_come_back_are_lost(outcome):
 def test_tokens_that_are_equal_up_to_rounding_are_right(folder, outcome):
     outcome()  # writes the model
     [question] = random_questions(random.Random(1), [20], 4)
-    oracle = Oracle(folder / "nemotron-h-2m")
+    oracle = Oracle(folder / "nemotron-h-2m", folder / "answers.json")
     tokens = list(question.prompt)
     for _ in range(4):
         tokens.append(int(family_logits(oracle.model, tokens)[-1].argmax()))
