@@ -20,6 +20,8 @@ JSON = RESULTS / "conformance.json"
 DOCUMENT = DOCS / "reliability.md"
 BEGIN = "<!-- written by: python -m conformance --publish -->"
 END = "<!-- end of what the conformance suite writes -->"
+RUNS = 3
+"""Usual number of runs; another one is said in the table."""
 COUNTS = ("right", "wrong", "errors", "hangs", "cancelled", "ties")
 
 
@@ -42,8 +44,10 @@ def system(pair: Pair, results: Sequence[Result], settings: Settings, date: str)
 
 
 def publish(name: str, part: dict[str, Any], path: Path = JSON, document: Path = DOCUMENT) -> None:
-    """Puts a system's results into the JSON beside those of others, and writes the table again. Results of cases
-    that were not run now are kept."""
+    """Puts a system's results into the JSON beside those of others, and writes the table again.
+
+    Results of cases that were not run now are kept.
+    """
     content = read_json(path) or {"systems": {}}
     before = content["systems"].get(name, {}).get("results", [])
     now = {one["case"] for one in part["results"]}
@@ -54,9 +58,11 @@ def publish(name: str, part: dict[str, Any], path: Path = JSON, document: Path =
 
 
 def section(content: dict[str, Any]) -> str:
-    """Returns Markdown: a table of all cases and systems."""
+    """Returns Markdown: how the systems were run, and a table of all cases."""
     systems = content["systems"].values()
     lines = [
+        *map(_how, systems),
+        "",
         "| case | " + " | ".join(part["title"] for part in systems) + " |",
         "|---|" + "---|" * len(systems),
     ]
@@ -64,6 +70,16 @@ def section(content: dict[str, Any]) -> str:
         cells = [_cell([one for one in part["results"] if one["case"] == case.name]) for part in systems]
         lines.append(f"| {case.title} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def _how(part: dict[str, Any]) -> str:
+    host, versions = part["machine"], part["about"]["versions"]
+    named = ", ".join(f"{name} {version}" for name, version in versions.items())
+    return (
+        f"* **{part['title']}**, {part['date']}: lease {part['lease_s']:g} s, long answers of "
+        f"{part['long_answer']} tokens; {named}; {host['processor']}, {host['cores']} cores, "
+        f"load {host['load_average']:.0f}."
+    )
 
 
 def _cell(runs: Sequence[dict[str, Any]]) -> str:
@@ -75,9 +91,10 @@ def _cell(runs: Sequence[dict[str, Any]]) -> str:
     total = {count: sum(one[count] for one in runs) for count in COUNTS}
     lost = [sum(one["lost"].values()) for one in runs]
     asked = sum(total[count] for count in ("right", "wrong", "errors", "hangs"))
-    words: list[str] = [f"{total['right']} of {asked} right"]
+    words = [f"{total['right']} of {asked} right"]
     names = {"wrong": "**wrong with HTTP 200**", "errors": "errors", "hangs": "**hang**"}
     words += [f"{total[count]} {name}" for count, name in names.items() if total[count]]
     words += [f"{total['ties']} by ties"] * bool(total["ties"])
     words += [f"**blocks lost: {', '.join(map(str, lost))}**"] * any(lost)
+    words += [f"{len(runs)} run" + "s" * (len(runs) > 1)] * (len(runs) != RUNS)
     return ", ".join(words)

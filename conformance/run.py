@@ -132,8 +132,8 @@ def _group(
         with pair.monolith(profile, model) as url, connected(url, settings.deadline_s) as client:
             oracle.learn(client, model.name, everything)
     with pair.running(profile, model, logs) as running:
-        for case in cases:
-            for run in range(settings.runs):
+        for run in range(settings.runs):
+            for case in cases:
                 result = one(pair, running, case, questions[case.name, run], oracle, run, settings)
                 yield result
                 if result.hangs or result.lost or result.problem:
@@ -142,7 +142,7 @@ def _group(
 
 
 def _warm_up(running: RunningPair, settings: Settings) -> None:
-    """Lets both servers meet, so that no case begins with their handshake. After a restart they are strangers."""
+    """Lets both servers meet, so that no case begins with the handshake that follows a start."""
     with connected(running.url, settings.deadline_s) as client:
         [question] = random_questions(random.Random("warm-up"), [100], 8)
         client.send(question.body(running.model)).result()

@@ -18,7 +18,7 @@ from testing.checkpoints.families import family_logits
 from testing.openai_endpoint import Reply, openai_endpoint
 
 RIGHT = (11, 12, 13, 14)
-SETTINGS = {"runs": 1, "deadline_s": 1.0, "quiet_s": 0.5}
+SETTINGS = {"runs": 1, "deadline_s": 30.0, "quiet_s": 0.3}
 
 
 def completion(token_ids, finish_reason="length"):
@@ -91,8 +91,9 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def outcome(folder):
-    def run(**fields):
-        [result] = suite(ScriptedPair(**fields), [ONE], Settings(folder, **SETTINGS))
+    def run(deadline_s=30.0, **fields):
+        settings = Settings(folder, **(SETTINGS | {"deadline_s": deadline_s}))
+        [result] = suite(ScriptedPair(**fields), [ONE], settings)
         return result
 
     return run
@@ -119,7 +120,7 @@ def test_an_error_is_no_wrong_answer(outcome, reply):
 
 
 def test_a_request_without_an_answer_hangs(outcome):
-    result = outcome(hangs=True)
+    result = outcome(hangs=True, deadline_s=0.5)
     assert (result.hangs, result.errors, result.is_good) == (1, 0, False)
 
 
