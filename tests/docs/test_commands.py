@@ -12,7 +12,7 @@ from twinfang.commands.table import COMMANDS
 FLAGS = {one.name: {flag.name for group in one.groups for flag in group.flags} for one in COMMANDS}
 OF_ALL = {"--help", "--version"}
 OURS = re.compile(r"(?:^|[\s`/])twinfang ([a-z][a-z-]*)((?: [^|;&#`]*)?)")
-MODULE = re.compile(r"python3? -m ((?:benchmarks|examples|testing|twinfang)(?:\.[a-z0-9_]+)*)")
+MODULE = re.compile(r"python3? -m ((?:benchmarks|conformance|examples|testing|twinfang)(?:\.[a-z0-9_]+)*)")
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 PAGES = [page for page in pages() if page.name != "CHANGELOG.md"]
 
