@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import ClassVar, Literal, Self
 
 TransferFailure = Literal[
-    "deadline", "peer_gone", "lease_ended", "handshake_refused", "ticket_refused", "digest"
+    "deadline", "peer_gone", "lease_ended", "handshake_refused", "metadata", "ticket_refused", "digest"
 ]
 """Why state was not handed over. Servers count failed transfers by these causes."""
 

@@ -15,7 +15,7 @@ from concurrent.futures import Future
 import torch
 
 from engine.ranks.processes import RankProcesses
-from kv_transfer.handshake import check_regions, check_same_model
+from kv_transfer.handshake import check_digest, check_regions, check_same_model
 from kv_transfer.nixl.agent import region_of
 from kv_transfer.nixl.peer_memories import WARM_UP_DEADLINE_S, OnConnected
 from kv_transfer.nixl.transfer_thread import ThreadUser, TransferThread
@@ -72,10 +72,12 @@ class TransferSink(ThreadUser):
         """Connects to a lending server and reads once from it, so that no request waits for the first
         contact.
 
-        Returns when both are done. Raises :class:`HandshakeError` if the two servers may not share state or
-        the peer can't be reached.
+        Returns when both are done. Raises :class:`HandshakeError` if the reply is damaged (cause
+        ``metadata``), the two servers may not share state or the peer can't be reached.
         """
-        check_same_model(self.introduction, reply, f"the prefill server at {address}")
+        who = f"the server at {address}"
+        check_digest(reply, who)
+        check_same_model(self.introduction, reply, who)
         check_regions(reply)
         outcome: Future[TransferError | None] = Future()
         self._thread.post(lambda: self._connect(address, reply, outcome.set_result))
@@ -84,9 +86,7 @@ class TransferSink(ThreadUser):
             if error is not None:
                 raise error
         except (TransferError, TimeoutError) as error:
-            raise HandshakeError(
-                f"the prefill server at {address} can't be read from: {error}", cause="peer_gone"
-            ) from error
+            raise HandshakeError(f"{who} can't be read from: {error}", cause="peer_gone") from error
 
     # --- transfers -------------------------------------------------------------------------------
 

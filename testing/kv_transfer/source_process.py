@@ -26,21 +26,21 @@ from kv_transfer.nixl.transfer_thread import TransferThread
 from testing.kv_transfer.pools import PoolShape, fill, unit_bytes_of
 from wire.codec import decode, encode
 from wire.errors import TwinfangError
-from wire.messages.handoff import EndLease, HandshakeReply, HandshakeRequest, Ticket
+from wire.messages.handoff import EndLease, HandshakeReply, HandshakeRequest, RenewLeases, Ticket
 
 DEADLINE_S = 30.0
 ADDRESS = "127.0.0.1:1"
 
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["testing.kv_transfer.source_process"])
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["testing.kv_transfer.source_process"])
 
 
 class SourceProcess:
     """The test's end of the pipe."""
 
     def __init__(self) -> None:
-        self._pipe, theirs = _context.Pipe()
-        self._process = _context.Process(target=_serve, args=(theirs,))
+        self._pipe, theirs = CONTEXT.Pipe()
+        self._process = CONTEXT.Process(target=_serve, args=(theirs,))
         self._process.start()
         theirs.close()
 
@@ -84,7 +84,11 @@ class SourceProcess:
         return decode(data, Ticket)
 
     def end(self, ticket: Ticket) -> None:
-        self._ask("end", data=encode(EndLease(ticket.request_id, ticket.lease_id, ticket.epoch)))
+        self.take(EndLease(ticket.request_id, ticket.lease_id, ticket.epoch))
+
+    def take(self, message: EndLease | RenewLeases) -> None:
+        """Sends a message about leases, as a reading server does."""
+        self._ask("end" if isinstance(message, EndLease) else "renew", data=encode(message))
 
     def next_ended(self, timeout_s: float = DEADLINE_S) -> EndedLease:
         """Waits for the next lease that ends, and returns it."""
@@ -198,6 +202,10 @@ class _Server(SourceListener):
     def end(self, data: bytes) -> None:
         assert self.source is not None
         self.source.end(decode(data, EndLease))
+
+    def renew(self, data: bytes) -> None:
+        assert self.source is not None
+        self.source.renew(decode(data, RenewLeases))
 
     def next_ended(self, timeout_s: float) -> EndedLease | None:
         with contextlib.suppress(queue.Empty):

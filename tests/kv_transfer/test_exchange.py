@@ -207,6 +207,7 @@ def test_what_did_not_come_is_counted_by_cause(world):
         "peer_gone": 1,
         "lease_ended": 1,
         "handshake_refused": 0,
+        "metadata": 0,
         "ticket_refused": 0,
         "digest": 1,
     }

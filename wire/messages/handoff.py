@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from wire.codec import FIRST_VERSION, check_peer, message
+from wire.codec import FIRST_VERSION, check_peer, ignorable, message
 from wire.errors import WireError
 from wire.messages.layout import Layout
 
@@ -187,6 +187,9 @@ class HandshakeReply:
     """The epoch table on rank 0; only rank 0 keeps leases."""
     protocol: int = FIRST_VERSION
     """The newest protocol version that the sender reads."""
+    digest: bytes = ignorable(b"")
+    """Of all that NIXL and UCX get from this message (:func:`kv_transfer.handshake.digest_of`). Release 0.2.0
+    sends none."""
 
     def __post_init__(self) -> None:
         check_peer(self.protocol)
