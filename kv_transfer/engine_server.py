@@ -42,6 +42,8 @@ class EngineServerConfig:
     """If none of a transfer's reads ends for this long, the transfer is given up and its destination is
     quarantined."""
     handshake_timeout_s: float = 15.0
+    verify_handoffs: bool = True
+    """Whether tickets carry digests of the memory that they name, and what is read is compared with them."""
     hang_deadline_s: float = 600.0
     """If a step of the engine takes longer than this, the server reports that it hangs. The default is the
     time that a router gives to a whole request. 0: a step may take any time."""

@@ -308,7 +308,7 @@ class HandshakeError(TransferError):
     has restarted or can't be read. The message gives the values that differ."""
 
     code = "handshake_refused"
-    cause = "handshake_refused"
+    cause: TransferFailure = "handshake_refused"
 
 
 class LeaseError(TransferError):

@@ -20,7 +20,9 @@ from typing import Any
 import psutil
 import torch
 
+from kv_transfer.digester import Digester
 from kv_transfer.handshake import introduce
+from kv_transfer.leases.seals import DigestSeals
 from kv_transfer.leases.source import EndedLease, SourceListener, TransferSource
 from kv_transfer.nixl.transfer_thread import TransferThread
 from testing.kv_transfer.pools import PoolShape, fill, unit_bytes_of
@@ -82,6 +84,14 @@ class SourceProcess:
     def grant(self, request_id: str, block_ids: list[int], state_slot: int) -> Ticket:
         data = self._ask("grant", request_id=request_id, block_ids=block_ids, state_slot=state_slot)
         return decode(data, Ticket)
+
+    def seal(self, ticket: Ticket) -> Ticket:
+        """Returns the ticket with digests of the memory that it names."""
+        return decode(self._ask("seal", data=encode(ticket)), Ticket)
+
+    def damage(self, kind: str, unit: int, place: int) -> None:
+        """Flips a bit of byte ``place`` of a ``block`` or a ``slot``."""
+        self._ask("damage", kind=kind, unit=unit, place=place)
 
     def end(self, ticket: Ticket) -> None:
         self.take(EndLease(ticket.request_id, ticket.lease_id, ticket.epoch))
@@ -198,6 +208,17 @@ class _Server(SourceListener):
                 state_slot=state_slot,
             )
         )
+
+    def seal(self, data: bytes) -> bytes:
+        sealed: queue.Queue[Ticket] = queue.Queue()
+        with contextlib.closing(Digester(self.caches, self.faults.put)) as digester:
+            seals = DigestSeals(digester, lambda callback, *arguments: callback(*arguments))
+            seals.seal(decode(data, Ticket), sealed.put)
+            return encode(sealed.get(timeout=DEADLINE_S))
+
+    def damage(self, kind: str, unit: int, place: int) -> None:
+        pool = self.caches.kv if kind == "block" else self.caches.state
+        unit_bytes_of(pool)[unit, place] ^= 1
 
     def end(self, data: bytes) -> None:
         assert self.source is not None

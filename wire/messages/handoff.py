@@ -27,6 +27,16 @@ class Digests:
 
 
 @message
+class UnitDigests:
+    """Digests of the bytes that a reader gets (:mod:`kernels.digests.unit_digest`), as unsigned numbers."""
+
+    blocks: tuple[int, ...]
+    """One per block. The last one is only over the tokens that the ticket covers."""
+    state: int
+    """0 if there is no state."""
+
+
+@message
 class Ticket:
     """All that a server needs to read one prompt's blocks and its state h(N-1) under a lease.
 
@@ -52,6 +62,8 @@ class Ticket:
     are never compared."""
     digests: Digests | None = None
     """Set by a lending server that runs with the sanitizer."""
+    unit_digests: UnitDigests | None = ignorable(None)
+    """None if the lending server makes none, or is of release 0.2.0: then the reader compares nothing."""
 
     def __post_init__(self) -> None:
         if self.num_tokens < 1 or self.state_slot < 0 or self.lease_id < 0 or not self.ttl_s > 0:
@@ -64,6 +76,11 @@ class Ticket:
         if self.digests is not None and len(self.digests.blocks) != len(self.block_ids):
             raise WireError(
                 f"ticket of {self.request_id!r}: {len(self.digests.blocks)} digests "
+                f"for {len(self.block_ids)} blocks"
+            )
+        if self.unit_digests is not None and len(self.unit_digests.blocks) != len(self.block_ids):
+            raise WireError(
+                f"ticket of {self.request_id!r}: {len(self.unit_digests.blocks)} unit digests "
                 f"for {len(self.block_ids)} blocks"
             )
 
@@ -128,6 +145,12 @@ class Progress:
 
     block_ids: tuple[int, ...]
     """In the prompt's order; they follow the block ids of earlier messages."""
+    digests: tuple[int, ...] = ignorable(())
+    """Of these blocks, as in :class:`UnitDigests`; empty if the lending server makes none."""
+
+    def __post_init__(self) -> None:
+        if self.digests and len(self.digests) != len(self.block_ids):
+            raise WireError(f"{len(self.digests)} digests for {len(self.block_ids)} blocks")
 
 
 @message
