@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 
 from engine.memory.caches import Caches
 from engine.memory.index_pool import NULL_INDEX
-from kernels.digests.unit_digest import unit_digests
+from kernels.digests.unit_digest import PoolDigests, array_digest
 from kv_transfer.nixl.poll_thread import PollThread
 
 QUICK_BYTES = 1 << 20
@@ -25,10 +26,11 @@ class Digester:
     def __init__(self, caches: Caches, on_fatal: Callable[[BaseException], None]) -> None:
         self._caches = caches
         self.block_size = caches.block_size
-        self._block_words = _words(caches.kv_words)
-        self._state_words = _words(caches.state)
         is_cuda = caches.device.type == "cuda"
         self._stream = torch.cuda.Stream(caches.device) if is_cuda else None  # type: ignore[no-untyped-call]
+        self._blocks = PoolDigests(_words(caches.kv_words))
+        self._states = PoolDigests(_words(caches.state))
+        self._kv = np.empty(0) if is_cuda else caches.kv_words.numpy()
         self._thread = PollThread("digest", caches.device, on_fatal)
         self._thread.start(lambda: None)
         self.blocks([NULL_INDEX, NULL_INDEX], 1)  # compiles: no request waits for it
@@ -48,24 +50,25 @@ class Digester:
         """
         if not block_ids or self._caches.kv_layout.unit_bytes == 0:
             return (0,) * len(block_ids)
-        whole = block_ids if last_tokens == 0 else block_ids[:-1]
-        digests = self._digests(self._block_words, whole)
-        if last_tokens:
-            digests += self._digests(self._covered(block_ids[-1], last_tokens), [0])
-        return tuple(digests)
+        if last_tokens == 0:
+            return tuple(self._on_stream(self._blocks, block_ids))
+        whole = self._on_stream(self._blocks, block_ids[:-1]) if len(block_ids) > 1 else []
+        return (*whole, self._first_tokens(block_ids[-1], last_tokens))
 
     def state(self, slot: int) -> int:
         """Returns a state's digest; 0 if the model has none."""
         if self._caches.state_layout.unit_bytes == 0:
             return 0
-        return self._digests(self._state_words, [slot])[0]
+        return self._on_stream(self._states, [slot])[0]
 
     def is_quick(self, num_blocks: int, num_slots: int) -> bool:
         """Whether any thread may digest so many units: a GPU has to be waited for."""
-        num_bytes = (
-            num_blocks * self._caches.kv_layout.unit_bytes + num_slots * self._caches.state_layout.unit_bytes
-        )
-        return self._stream is None and num_bytes <= QUICK_BYTES
+        return self._stream is None and self.num_bytes(num_blocks, num_slots) <= QUICK_BYTES
+
+    def num_bytes(self, num_blocks: int, num_slots: int) -> int:
+        """Returns the bytes of so many units."""
+        blocks, slots = self._caches.kv_layout, self._caches.state_layout
+        return num_blocks * blocks.unit_bytes + num_slots * slots.unit_bytes
 
     def post(self, work: Callable[[], None]) -> None:
         """Runs ``work`` on the digesting thread, after what was posted before."""
@@ -74,20 +77,18 @@ class Digester:
     def close(self) -> None:
         self._thread.stop()
 
-    def _covered(self, block_id: int, num_tokens: int) -> torch.Tensor:
-        """Returns the first tokens of a block as words ``[1, n]``."""
-        tokens = self._caches.kv_words[block_id][..., :num_tokens, :].contiguous().view(-1).view(torch.uint8)
-        return _words(torch.nn.functional.pad(tokens, (0, -len(tokens) % WORD_BYTES))[None])
-
-    def _digests(self, words: torch.Tensor, units: Sequence[int]) -> list[int]:
-        indices = torch.tensor(units, dtype=torch.int64)
+    def _first_tokens(self, block_id: int, num_tokens: int) -> int:
+        """Returns the digest of a block's first tokens."""
         if self._stream is None:
-            signed = unit_digests(words, indices)
-        else:
-            with torch.cuda.stream(self._stream):
-                signed = unit_digests(words, indices.to(words.device)).cpu()
-        unsigned: list[int] = signed.numpy().view("uint64").tolist()
-        return unsigned
+            return array_digest(self._kv[block_id, ..., :num_tokens, :])
+        with torch.cuda.stream(self._stream):
+            return array_digest(self._caches.kv_words[block_id, ..., :num_tokens, :].cpu().numpy())
+
+    def _on_stream(self, pool: PoolDigests, units: Sequence[int]) -> list[int]:
+        if self._stream is None:
+            return pool(units)
+        with torch.cuda.stream(self._stream):
+            return pool(units)
 
 
 def _words(pool: torch.Tensor) -> torch.Tensor:

@@ -68,9 +68,10 @@ class StateExchange(TransferListener, SourceListener):
         introduction = introduce(caches, incarnation, self._engine.fingerprint, num_ranks=num_ranks)
         self._thread = TransferThread(caches, incarnation, server.fail)
         # With several ranks, rank 0 sees a share of the bytes alone.
-        digests = config.verify_handoffs and ranks is None and Digester.takes(caches)
+        digests = config.verify_handoffs != "off" and ranks is None and Digester.takes(caches)
         self._digester = Digester(caches, server.fail) if digests else None
-        self._seals = make_seals(self._digester, host.answer)
+        only_quick = config.verify_handoffs == "quick"
+        self._seals = make_seals(self._digester, host.answer, only_quick=only_quick)
         self._sink = TransferSink(self._thread, introduction, self, ranks, self._digester)
         self._other_ranks = OtherRanks(ranks, self._sink.take_report, incarnation=incarnation)
         self._source = TransferSource(

@@ -53,10 +53,14 @@ class NoSeals:
 
 
 class DigestSeals:
-    """Digests short handoffs on the event loop, and all others on the digesting thread."""
+    """Digests short handoffs on the event loop, and all others on the digesting thread.
 
-    def __init__(self, digester: Digester, answer: Answer) -> None:
+    With ``only_quick``, a ticket that would have to wait for long digests goes out without any.
+    """
+
+    def __init__(self, digester: Digester, answer: Answer, *, only_quick: bool) -> None:
         self._digester = digester
+        self._only_quick = only_quick
         self._answer = answer
         self._followed: set[tuple[int, int]] = set()
         """Leases with an early ticket. Used on the engine's thread."""
@@ -76,13 +80,12 @@ class DigestSeals:
 
     def seal(self, ticket: Ticket, then: OnTicket) -> None:
         lease = _lease(ticket)
-        num_slots = int(ticket.state_slot != NULL_INDEX)
         if lease in self._followed:
             self._followed.discard(lease)
             self._digester.post(
                 lambda: self._answer(then, self._sealed(ticket, self._digests.pop(lease, [])))
             )
-        elif self._digester.is_quick(len(ticket.block_ids), num_slots):
+        elif self._only_quick or self._digester.is_quick(len(ticket.block_ids), 1):
             self._answer(lambda: then(self._sealed(ticket, [])))
         else:
             self._digester.post(lambda: self._answer(then, self._sealed(ticket, [])))
@@ -99,6 +102,8 @@ class DigestSeals:
     def _sealed(self, ticket: Ticket, known: list[int]) -> Ticket:
         """Returns the ticket with digests. ``known`` are those of its first blocks."""
         rest = ticket.block_ids[len(known) :]
+        if self._only_quick and not self._digester.is_quick(len(rest), 1):
+            return ticket
         last_tokens = ticket.num_tokens % self._digester.block_size if rest else 0
         state = 0 if ticket.state_slot == NULL_INDEX else self._digester.state(ticket.state_slot)
         blocks = (*known, *self._digester.blocks(rest, last_tokens))
@@ -109,6 +114,6 @@ def _lease(ticket: AnyTicket) -> tuple[int, int]:
     return ticket.lease_id, ticket.epoch
 
 
-def make_seals(digester: Digester | None, answer: Answer) -> Seals:
+def make_seals(digester: Digester | None, answer: Answer, *, only_quick: bool) -> Seals:
     """Returns seals that use ``digester``; without one, tickets get no digests."""
-    return NoSeals(answer) if digester is None else DigestSeals(digester, answer)
+    return NoSeals(answer) if digester is None else DigestSeals(digester, answer, only_quick=only_quick)

@@ -212,7 +212,7 @@ class _Server(SourceListener):
     def seal(self, data: bytes) -> bytes:
         sealed: queue.Queue[Ticket] = queue.Queue()
         with contextlib.closing(Digester(self.caches, self.faults.put)) as digester:
-            seals = DigestSeals(digester, lambda callback, *arguments: callback(*arguments))
+            seals = DigestSeals(digester, lambda callback, *arguments: callback(*arguments), only_quick=False)
             seals.seal(decode(data, Ticket), sealed.put)
             return encode(sealed.get(timeout=DEADLINE_S))
 

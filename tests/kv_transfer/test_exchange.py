@@ -119,7 +119,7 @@ class World(ExchangeListener):
                 2,
                 "a",
                 transfer_deadline_s=1.0,
-                verify_handoffs=False,
+                verify_handoffs="off",
             ),
             incarnation="bb",
             lease_ttl_s=60.0,

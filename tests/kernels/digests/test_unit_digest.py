@@ -3,15 +3,26 @@ import pytest
 import torch
 
 from kernels.digests import unit_digest as module
-from kernels.digests.unit_digest import MIX, STRIPE, unit_digests, unit_digests_reference
+from kernels.digests.unit_digest import (
+    MIX,
+    STRIPE,
+    PoolDigests,
+    array_digest,
+    unit_digests_reference,
+)
 
 SIZES = [1, 7, STRIPE - 1, STRIPE, STRIPE + 1, 3 * STRIPE + 130]
 
 
 def digests(target, words, units):
-    units = torch.tensor(units, dtype=torch.int64, device=target.device)
-    digest = module._launch if target.name == "triton" else unit_digests
-    return digest(words.to(target.device), units).tolist()
+    if target.name == "triton":
+        units = torch.tensor(units, dtype=torch.int64, device=target.device)
+        return unsigned(module._launch(words.to(target.device), units))
+    return PoolDigests(words)(units)
+
+
+def unsigned(digests):
+    return digests.cpu().numpy().view(np.uint64).tolist()
 
 
 def random_words(*shape, seed=0):
@@ -28,8 +39,7 @@ def by_hand(words):
         x = word % 2**64
         keyed = x ^ keys[place % STRIPE]
         digest += weights[place // STRIPE] * ((keyed & 0xFFFFFFFF) * (keyed >> 32) + int(MIX) * x)
-    digest %= 2**64
-    return digest - 2**64 if digest >= 2**63 else digest
+    return digest % 2**64
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -37,7 +47,7 @@ def test_a_digest_is_the_formula_s_for_any_size_and_order_of_units(target, size)
     words = random_words(5, size)
     expected = [by_hand(row) for row in words.tolist()]
     assert digests(target, words, [3, 0, 3, 4]) == [expected[i] for i in (3, 0, 3, 4)]
-    assert unit_digests_reference(words, torch.arange(5)).tolist() == expected
+    assert unsigned(unit_digests_reference(words, torch.arange(5))) == expected
 
 
 def test_pools_without_bytes_and_no_units_have_no_digests(target):
@@ -52,9 +62,8 @@ def test_every_bit_counts(size):
     for place in range(size):
         for bit in range(64):
             changed[64 * place + bit, place] ^= -(2**63) if bit == 63 else 1 << bit
-    found = unit_digests(changed, torch.arange(len(changed)))
-    sound = unit_digests(words, torch.arange(1))
-    assert len(set(found.tolist()) | set(sound.tolist())) == 64 * size + 1
+    found, sound = PoolDigests(changed)(range(len(changed))), PoolDigests(words)([0])
+    assert len({*found, *sound}) == 64 * size + 1
 
 
 def test_words_that_changed_places_are_found():
@@ -64,8 +73,8 @@ def test_words_that_changed_places_are_found():
     for row, (a, b) in enumerate(places):
         swapped[row, [a, b]] = swapped[row, [b, a]]
     whole_stripes = words.view(2, STRIPE).flip(0).reshape(1, -1)
-    found = unit_digests(torch.cat([words, swapped, whole_stripes]), torch.arange(len(places) + 2))
-    assert len(set(found.tolist())) == len(places) + 2
+    found = PoolDigests(torch.cat([words, swapped, whole_stripes]))(range(len(places) + 2))
+    assert len(set(found)) == len(places) + 2
 
 
 def test_values_like_a_cache_s_do_not_collide():
@@ -79,4 +88,14 @@ def test_values_like_a_cache_s_do_not_collide():
             row.dtype
         )
     words = torch.cat(rows).view(torch.int64)
-    assert len(set(unit_digests(words, torch.arange(200)).tolist())) == 200
+    assert len(set(PoolDigests(words)(range(200)))) == 200
+
+
+def test_an_array_has_the_digest_of_a_unit_with_zeros_behind_it():
+    words = random_words(1, STRIPE + 9)
+    halves = words.numpy().view(np.int16)[0]
+    assert array_digest(halves.reshape(-1, 4)[:, :2]) == by_hand(
+        np.ascontiguousarray(halves.reshape(-1, 4)[:, :2]).view(np.int64).reshape(-1).tolist()
+    )
+    padded = np.append(halves[:5], np.zeros(3, dtype=np.int16)).view(np.int64)
+    assert array_digest(halves[:5]) == by_hand(padded.tolist())
