@@ -27,7 +27,7 @@ def test_a_damaged_state_is_found_and_its_prompt_prefilled_again(fleet, requests
 @pytest.mark.exhaustive
 def test_a_server_with_a_damaged_handshake_is_avoided_and_nothing_dies(fleet, requests, table):
     bodies, expected = requests.make(3)
-    alive = {name: fleet[name].pid for name in ("decode", "decode-local", "prefill-b")}
+    handles = {name: fleet[name].handle for name in ("decode", "decode-local", "prefill-b")}
     logged = {name: len(fleet[name].log) for name in ("decode", "decode-local")}
     with fleet.fault("damaged-handshake"):
         with fleet.spare("prefill-a"):
@@ -38,7 +38,7 @@ def test_a_server_with_a_damaged_handshake_is_avoided_and_nothing_dies(fleet, re
     assert [(one.status, one.error, one.token_ids) for one in replies] == [
         (200, "", tokens) for tokens in expected
     ]
-    assert {name: fleet[name].pid for name in alive} == alive
+    assert {name: handle.poll() for name, handle in handles.items()} == dict.fromkeys(handles)
     for name, start in logged.items():
         lines = [line for line in fleet[name].log[start:].splitlines() if "in quarantine for 30 s, " in line]
         assert len(lines) == 1, lines

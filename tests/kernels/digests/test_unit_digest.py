@@ -94,8 +94,7 @@ def test_values_like_a_cache_s_do_not_collide():
 def test_an_array_has_the_digest_of_a_unit_with_zeros_behind_it():
     words = random_words(1, STRIPE + 9)
     halves = words.numpy().view(np.int16)[0]
-    assert array_digest(halves.reshape(-1, 4)[:, :2]) == by_hand(
-        np.ascontiguousarray(halves.reshape(-1, 4)[:, :2]).view(np.int64).reshape(-1).tolist()
-    )
+    some = halves[: 4 * STRIPE].reshape(-1, 4)[:, :2]
+    assert array_digest(some) == by_hand(np.ascontiguousarray(some).reshape(-1).view(np.int64).tolist())
     padded = np.append(halves[:5], np.zeros(3, dtype=np.int16)).view(np.int64)
     assert array_digest(halves[:5]) == by_hand(padded.tolist())
