@@ -14,11 +14,12 @@ import logging
 import time
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from decode_server.config import DecodeConfig
 from decode_server.stream import RouterStream
-from decode_server.submissions import Submissions, choices_of, refusal, scores, with_ticket
+from decode_server.submissions import Submissions, choices_of, last_outputs, refusal, scores
 from engine.grammar.follower import Follower
 from engine.request import Request
 from engine.step_result import StepResult
@@ -331,6 +332,11 @@ class DecodeService(EngineServer, ExchangeListener):
                 self._forget(output.request_id)
                 self._spans.ended(output)
 
+    def _deliver_with(self, output: RequestOutput | None, ticket: Ticket) -> None:
+        """Sends the last output of a request with the ticket for its state."""
+        if output is not None:
+            self._deliver([replace(output, ticket=ticket)])
+
     def _end_lease(self, ticket: AnyTicket) -> None:
         if self._exchange is not None:
             self._exchange.decline(ticket)
@@ -361,24 +367,23 @@ class DecodeService(EngineServer, ExchangeListener):
             self._host.answer(self._end_lease, request.ticket)
 
     def _on_step(self, result: StepResult) -> None:
-        tickets: dict[str, Ticket] = {}
+        outputs, last = result.outputs, last_outputs(result) if self._exchange is not None else {}
+        if last:  # they follow with their tickets
+            others = tuple(one for one in outputs.outputs if last.get(one.request_id) is not one)
+            outputs = replace(outputs, outputs=others)
+        if outputs:
+            self._host.answer(self._deliver_step, outputs)
         if self._exchange is not None:
             for request in result.to_transfer:
                 self._exchange.read(request)
             for request_id in result.to_give_up:  # other requests need the memory
                 self._exchange.end_lease(request_id)
             for request in result.kept:
-                is_awaited = request.finish_reason == "moved"
-                ticket = self._exchange.lease(request) if is_awaited else self._exchange.keep(request)
-                tickets[request.request_id] = ticket
+                lend = self._exchange.lease if request.finish_reason == "moved" else self._exchange.keep
+                lend(request, partial(self._deliver_with, last.get(request.request_id)))
         for request in result.prefilled:
             self._host.answer(self._deliver, [scores(request)])
             self._engine.release(request.request_id)
-        outputs = result.outputs
-        if tickets:
-            outputs = replace(outputs, outputs=tuple(with_ticket(one, tickets) for one in outputs.outputs))
-        if outputs:
-            self._host.answer(self._deliver_step, outputs)
 
     def read_ended(self, request: Request, result: TransferResult, outputs: list[RequestOutput]) -> None:
         if result.error is not None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from engine.engine import Engine
 from engine.ranks.lead import LeadEngine
 from engine.request import Request
+from engine.step_result import StepResult
 from wire.errors import InvalidRequestError, TwinfangError, WireError
 from wire.messages.generation import ErrorReply, RequestOutput, Submit
 from wire.messages.handoff import AnyTicket, Ticket
@@ -114,11 +114,14 @@ def scores(request: Request) -> RequestOutput:
     )
 
 
-def with_ticket(output: RequestOutput, tickets: Mapping[str, Ticket]) -> RequestOutput:
-    """Return a last output with the request's ticket, if there is one."""
-    if output.finish_reason is None or output.request_id not in tickets:
-        return output
-    return replace(output, ticket=tickets[output.request_id])
+def last_outputs(result: StepResult) -> dict[str, RequestOutput]:
+    """Return the last outputs of requests whose states are kept, by request."""
+    kept = {request.request_id for request in result.kept}
+    return {
+        one.request_id: one
+        for one in result.outputs.outputs
+        if one.finish_reason is not None and one.request_id in kept
+    }
 
 
 def refusal(request_id: str, error: TwinfangError) -> RequestOutput:

@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from engine.config import EngineConfig
 from engine.host import EngineHost
@@ -20,6 +21,9 @@ from wire.messages.prefixes import PrefixNews
 from wire.server import GrpcServer
 
 log = logging.getLogger(__name__)
+
+VerifyHandoffs = Literal["off", "quick", "all"]
+"""``quick``: tickets that wait for digests of at most :data:`kv_transfer.digester.QUICK_BYTES`, on a CPU."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,9 @@ class EngineServerConfig:
     """If none of a transfer's reads ends for this long, the transfer is given up and its destination is
     quarantined."""
     handshake_timeout_s: float = 15.0
+    verify_handoffs: VerifyHandoffs = "quick"
+    """Which tickets carry digests of the memory that they name. Unless this is ``off``, what is read is also
+    compared with the digests of other servers."""
     hang_deadline_s: float = 600.0
     """If a step of the engine takes longer than this, the server reports that it hangs. The default is the
     time that a router gives to a whole request. 0: a step may take any time."""

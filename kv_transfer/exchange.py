@@ -13,9 +13,11 @@ from dataclasses import replace
 
 from engine.host import EngineHost
 from engine.request import Request
+from kv_transfer.digester import Digester
 from kv_transfer.engine_server import EngineServerConfig
 from kv_transfer.handshake import introduce
 from kv_transfer.leases.progress_feed import ProgressFeeds
+from kv_transfer.leases.seals import OnTicket, make_seals
 from kv_transfer.leases.source import EndedLease, SourceListener, TransferSource, transfer_handlers
 from kv_transfer.nixl.transfer_thread import TransferThread
 from kv_transfer.ranks.other_ranks import OtherRanks
@@ -65,7 +67,12 @@ class StateExchange(TransferListener, SourceListener):
         num_ranks = 1 if ranks is None else ranks.size
         introduction = introduce(caches, incarnation, self._engine.fingerprint, num_ranks=num_ranks)
         self._thread = TransferThread(caches, incarnation, server.fail)
-        self._sink = TransferSink(self._thread, introduction, self, ranks)
+        # With several ranks, rank 0 sees a share of the bytes alone.
+        digests = config.verify_handoffs != "off" and ranks is None and Digester.takes(caches)
+        self._digester = Digester(caches, server.fail) if digests else None
+        only_quick = config.verify_handoffs == "quick"
+        self._seals = make_seals(self._digester, host.answer, only_quick=only_quick)
+        self._sink = TransferSink(self._thread, introduction, self, ranks, self._digester)
         self._other_ranks = OtherRanks(ranks, self._sink.take_report, incarnation=incarnation)
         self._source = TransferSource(
             self._thread,
@@ -130,6 +137,8 @@ class StateExchange(TransferListener, SourceListener):
         await self._keeper.close()
         await self.peers.close()
         await asyncio.to_thread(self._host.stop)
+        if self._digester is not None:
+            await asyncio.to_thread(self._digester.close)
         await asyncio.to_thread(self._thread.close)
 
     # --- on the engine's thread ------------------------------------------------------------------
@@ -149,11 +158,16 @@ class StateExchange(TransferListener, SourceListener):
         num_full = request.num_computed // self._engine.config.block_size
         further = request.memory.block_ids[self._num_published[request_id] : num_full]
         self._num_published[request_id] = num_full
-        self._host.answer(self._feeds.add, early, further)
+        if further:
+            lease = early
+            self._seals.progress(early, further, lambda ids, digests: self._feeds.add(lease, ids, digests))
         return early if is_new and isinstance(early, PartialTicket) else None
 
-    def lease(self, request: Request) -> Ticket:
-        """Returns a ticket for the blocks and the state of a request that the engine holds."""
+    def lease(self, request: Request, then: OnTicket) -> None:
+        """Leases the blocks and the state of a request that the engine holds.
+
+        ``then`` gets the ticket on the event loop, once what it names is digested.
+        """
         request_id = request.request_id
         early = self._tickets.get(request_id)
         if isinstance(early, PartialTicket):
@@ -162,16 +176,21 @@ class StateExchange(TransferListener, SourceListener):
                 early, block_ids=block_ids, state_slot=request.memory.state_slot, digests=digests
             )
             if ticket is not None:
-                self._host.answer(self._feeds.complete, ticket)
                 self._tickets[request_id] = ticket
-                return ticket
-            self._forget(request_id, early)  # the follower did not want the prompt any more
-        return self._leased(request, self._source.grant)
 
-    def keep(self, request: Request) -> Ticket:
+                def complete(sealed: Ticket) -> None:
+                    self._feeds.complete(sealed)
+                    then(sealed)
+
+                self._seals.seal(ticket, complete)
+                return
+            self._forget(request_id, early)  # the follower did not want the prompt any more
+        self._seals.seal(self._leased(request, self._source.grant), then)
+
+    def keep(self, request: Request, then: OnTicket) -> None:
         """Like :meth:`lease`, for a reader that may come with the conversation's next turn."""
         self._kept.add(request.request_id)
-        return self._leased(request, self._source.keep)
+        self._seals.seal(self._leased(request, self._source.keep), then)
 
     def _leased(self, request: Request, grant: Callable[..., Ticket]) -> Ticket:
         block_ids, digests = self._covered(request)
@@ -291,6 +310,7 @@ class StateExchange(TransferListener, SourceListener):
     def _forget(self, request_id: str, ticket: AnyTicket) -> None:
         del self._tickets[request_id]
         self._kept.discard(request_id)
+        self._seals.drop(ticket)
         if self._num_published.pop(request_id, None) is not None:  # it had an early ticket, so it has a feed
             self._host.answer(self._feeds.end, ticket.lease_id, ticket.epoch)
 

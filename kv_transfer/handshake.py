@@ -3,11 +3,14 @@ values."""
 
 from __future__ import annotations
 
+import hashlib
+from dataclasses import replace
+
 from engine.memory.caches import Caches
 from kv_transfer.nixl.descriptors import EPOCH_BYTES
 from wire.codec import PROTOCOL_VERSION
 from wire.errors import HandshakeError
-from wire.messages.handoff import HandshakeReply, HandshakeRequest
+from wire.messages.handoff import HandshakeReply, HandshakeRequest, RankMemory, Region
 from wire.messages.layout import Layout
 
 
@@ -38,6 +41,56 @@ def check_same_model(ours: HandshakeRequest, theirs: HandshakeRequest | Handshak
                 f"{who} lays out a {other.unit} as {describe(other)}, this server as {describe(mine)}; "
                 f"{_remedy(mine, other)}"
             )
+
+
+def with_digest(reply: HandshakeReply) -> HandshakeReply:
+    """Returns the reply with the digest that its reader compares (:func:`check_digest`)."""
+    return replace(reply, digest=digest_of(reply))
+
+
+def digest_of(reply: HandshakeReply) -> bytes:
+    """Returns a digest of all that NIXL and UCX get from a handshake: metadata, addresses and layouts.
+
+    It covers these fields alone, so that a later release may add others. It has no key: who may send a
+    handshake is the channel's business, and a digest guards against damage.
+    """
+    ranks = [
+        (one.agent_metadata, *map(_place, (one.kv_region, one.state_region)), *map(_plan, _layouts(one)))
+        for one in reply.ranks
+    ]
+    digested = (reply.incarnation, reply.fingerprint, ranks, _place(reply.epoch_region))
+    return hashlib.blake2b(repr(digested).encode(), digest_size=16).digest()
+
+
+def _place(region: Region) -> tuple[int, int, int, str]:
+    return region.address, region.num_bytes, region.device_id, region.memory
+
+
+def _layouts(memory: RankMemory) -> tuple[Layout, Layout]:
+    return memory.kv_layout, memory.state_layout
+
+
+def _plan(layout: Layout) -> tuple[object, ...]:
+    segments = [
+        (one.name, one.dtype, one.offset, [(a.name, a.size, a.stride) for a in one.axes], tuple(one.holds))
+        for one in layout.segments
+    ]
+    return layout.unit, layout.num_units, layout.unit_bytes, segments
+
+
+def check_digest(reply: HandshakeReply, who: str) -> None:
+    """Raises :class:`HandshakeError` unless the reply is the one that its sender digested.
+
+    UCX crashes on some metadata in which one bit is wrong, so nothing damaged may reach it. A reply without
+    a digest is of release 0.2.0 and is taken as it is.
+    """
+    found = digest_of(reply)
+    if reply.digest and reply.digest != found:
+        raise HandshakeError(
+            f"the handshake of {who} was damaged on its way or is not its own: its digest is "
+            f"{reply.digest.hex()[:32]}, that of what arrived {found.hex()}",
+            cause="metadata",
+        )
 
 
 def check_regions(reply: HandshakeReply) -> None:

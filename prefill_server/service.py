@@ -14,6 +14,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from engine.request import Request
@@ -196,17 +197,7 @@ class PrefillService(EngineServer, ExchangeListener):
             if early is not None:
                 self._host.answer(self._answer, request.request_id, PrefillStarted(early))
         for request in result.prefilled:
-            now = time.monotonic()
-            reply = PrefillReply(
-                ticket=self._exchange.lease(request),
-                prompt_logprobs=None
-                if request.prompt_logprobs_wanted is None
-                else tuple(request.prompt_logprobs),
-                cached_tokens=request.measured.num_cached,
-                queue_s=request.measured.admitted_s - request.measured.arrived_s,
-                prefill_s=now - request.measured.admitted_s,
-            )
-            self._host.answer(self._answer, request.request_id, reply)
+            self._exchange.lease(request, partial(self._answer_with, request, time.monotonic()))
 
     def read_ended(self, request: Request, result: TransferResult, outputs: list[RequestOutput]) -> None:
         """Lets the engine continue from the kept state. If this state could not be read, the whole prompt is
@@ -229,6 +220,18 @@ class PrefillService(EngineServer, ExchangeListener):
             lines.write(logging.WARNING, kind, "request %s: %s", lease.request_id, kind)
 
     # --- answers, back on the event loop ---------------------------------------------------------
+
+    def _answer_with(self, request: Request, computed_s: float, ticket: Ticket) -> None:
+        reply = PrefillReply(
+            ticket=ticket,
+            prompt_logprobs=None
+            if request.prompt_logprobs_wanted is None
+            else tuple(request.prompt_logprobs),
+            cached_tokens=request.measured.num_cached,
+            queue_s=request.measured.admitted_s - request.measured.arrived_s,
+            prefill_s=computed_s - request.measured.admitted_s,
+        )
+        self._answer(request.request_id, reply)
 
     def _answer(self, request_id: str, answer: Answer | TwinfangError) -> None:
         call = self._calls.get(request_id)

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import ClassVar, Literal, Self
 
 TransferFailure = Literal[
-    "deadline", "peer_gone", "lease_ended", "handshake_refused", "ticket_refused", "digest"
+    "deadline", "peer_gone", "lease_ended", "handshake_refused", "metadata", "ticket_refused", "digest"
 ]
 """Why state was not handed over. Servers count failed transfers by these causes."""
 
@@ -308,7 +308,7 @@ class HandshakeError(TransferError):
     has restarted or can't be read. The message gives the values that differ."""
 
     code = "handshake_refused"
-    cause = "handshake_refused"
+    cause: TransferFailure = "handshake_refused"
 
 
 class LeaseError(TransferError):

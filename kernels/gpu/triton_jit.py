@@ -35,11 +35,13 @@ RUNTIME_SIZES = {
     "num_positions",
     "num_rows",
     "num_splits",
+    "num_stripes",
     "num_tokens",
     "num_shares",
     "share",
     "shift",
     "table_stride",
+    "unit_words",
 }
 """Arguments of kernels that change from step to step. Triton would compile a kernel again when such a number
 is 1 for the first time, or a multiple of 16, and a request would wait for it. Numbers that a model fixes are

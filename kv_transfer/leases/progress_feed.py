@@ -15,6 +15,7 @@ class _Feed:
     """The feed of one lease."""
 
     block_ids: list[int] = field(default_factory=list)
+    digests: list[int] = field(default_factory=list)
     ticket: Ticket | None = None
     has_ended: bool = False
     followers: set[asyncio.Event] = field(default_factory=set)
@@ -37,11 +38,13 @@ class ProgressFeeds:
     def open(self, early: AnyTicket) -> None:
         self._feeds[early.lease_id, early.epoch] = _Feed()
 
-    def add(self, early: AnyTicket, block_ids: Sequence[int]) -> None:
-        """Adds blocks that are full and will not change any more."""
+    def add(self, early: AnyTicket, block_ids: Sequence[int], digests: Sequence[int] = ()) -> None:
+        """Adds blocks that are full and will not change any more, and their digests if the server makes
+        any."""
         feed = self._feeds.get((early.lease_id, early.epoch))
         if feed is not None and block_ids:
             feed.block_ids += block_ids
+            feed.digests += digests
             feed.wake()
 
     def complete(self, ticket: Ticket) -> None:
@@ -79,9 +82,9 @@ class ProgressFeeds:
                     news.clear()
                     await news.wait()
                     continue
-                block_ids = tuple(feed.block_ids[num_told:])
+                block_ids, digests = tuple(feed.block_ids[num_told:]), tuple(feed.digests[num_told:])
                 num_told += len(block_ids)
-                yield Progress(block_ids)
+                yield Progress(block_ids, digests)
             yield feed.ticket
         finally:
             feed.followers.discard(news)

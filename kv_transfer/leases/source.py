@@ -17,7 +17,7 @@ from typing import Any, Literal
 import grpc
 import torch
 
-from kv_transfer.handshake import check_same_model
+from kv_transfer.handshake import check_same_model, with_digest
 from kv_transfer.leases.lease_table import Lease, LeaseTable
 from kv_transfer.nixl.agent import region_of
 from kv_transfer.nixl.poll_thread import idle_delay, poll_delay
@@ -99,12 +99,14 @@ class TransferSource(ThreadUser):
         self._lock = threading.Lock()  # for the lease table: the engine grants, several threads end leases
         self._thread = thread
         thread.agent.register(epochs)
-        self._reply = HandshakeReply(
-            incarnation=introduction.incarnation,
-            fingerprint=introduction.fingerprint,
-            ranks=(thread.memory, *other_ranks),
-            epoch_region=region_of(epochs),
-            protocol=PROTOCOL_VERSION,
+        self._reply = with_digest(
+            HandshakeReply(
+                incarnation=introduction.incarnation,
+                fingerprint=introduction.fingerprint,
+                ranks=(thread.memory, *other_ranks),
+                epoch_region=region_of(epochs),
+                protocol=PROTOCOL_VERSION,
+            )
         )
         self._is_serving = False
         self._last_news_s = 0.0

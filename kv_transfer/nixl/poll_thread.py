@@ -89,7 +89,7 @@ class PollThread:
         self._work.put(None)
         self._thread.join(JOIN_TIMEOUT_S)
         if self._thread.is_alive():
-            log.error("the transfer thread did not end within %s s", JOIN_TIMEOUT_S)
+            log.error("the %s thread did not end within %s s", self._thread.name, JOIN_TIMEOUT_S)
 
     def _run(self) -> None:
         try:
@@ -98,7 +98,7 @@ class PollThread:
             while self._work_for(delay_s):
                 delay_s = self._poll()
         except BaseException as error:
-            self._on_fatal(reported(error, "the transfer thread"))
+            self._on_fatal(reported(error, f"the {self._thread.name} thread"))
 
     def _work_for(self, delay_s: float | None) -> bool:
         """Waits up to ``delay_s`` seconds for work, then runs all of it. Returns False after :meth:`stop`."""

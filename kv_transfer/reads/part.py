@@ -6,7 +6,7 @@ once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy as np
 from engine.memory.index_pool import NULL_INDEX
 from kv_transfer.nixl.descriptors import Indices, Share, unit_indices
 from kv_transfer.nixl.unit_cut import Cut
-from wire.messages.handoff import RankMemory
+from wire.messages.handoff import RankMemory, UnitDigests
 
 
 @dataclass(frozen=True)
@@ -26,13 +26,43 @@ class Part:
     remote_blocks: Sequence[int]
     local_slots: Sequence[int] = ()
     remote_slots: Sequence[int] = ()
+    digests: UnitDigests | None = None
+    """What the lending server says that these units hold; None if it says nothing."""
+    num_tokens: int = 0
+    """The tokens of the whole prompt, if its last block, which may not be full, is in this part. Else 0."""
 
     @classmethod
     def last(
-        cls, local_blocks: Sequence[int], remote_blocks: Sequence[int], local_slot: int, remote_slot: int
+        cls,
+        local_blocks: Sequence[int],
+        remote_blocks: Sequence[int],
+        local_slot: int,
+        remote_slot: int,
+        *,
+        digests: UnitDigests | None = None,
+        num_tokens: int = 0,
     ) -> Part:
-        """Returns a transfer's last part, with the state. Both slots are null if the model has no state."""
-        return cls(local_blocks, remote_blocks, _named(local_slot), _named(remote_slot))
+        """Returns a transfer's last part, with the state. Both slots are null if the model has no state.
+
+        ``digests`` are those of the whole prompt, ``num_tokens`` its tokens.
+        """
+        if digests is not None:
+            digests = UnitDigests(digests.blocks[len(digests.blocks) - len(remote_blocks) :], digests.state)
+        return cls(local_blocks, remote_blocks, _named(local_slot), _named(remote_slot), digests, num_tokens)
+
+    def pieces(self, num_blocks: int) -> Iterator[Part]:
+        """Yields the part in pieces: the state, then ``num_blocks`` blocks at a time."""
+        if self.local_slots:
+            yield Part((), (), self.local_slots, self.remote_slots, self.digests)
+        for first in range(0, len(self.remote_blocks), num_blocks):
+            last = first + num_blocks
+            digests = self.digests and UnitDigests(self.digests.blocks[first:last], 0)
+            yield Part(
+                self.local_blocks[first:last],
+                self.remote_blocks[first:last],
+                digests=digests,
+                num_tokens=self.num_tokens if last >= len(self.remote_blocks) else 0,
+            )
 
 
 @dataclass(frozen=True)

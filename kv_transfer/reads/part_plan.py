@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from engine.schedule.capacity import blocks_for
 from kv_transfer.reads.part import Part
 from wire.errors import TransferError
-from wire.messages.handoff import PartialTicket, Progress, Ticket
+from wire.messages.handoff import PartialTicket, Progress, Ticket, UnitDigests
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class PartPlan:
                 f"{self._early.num_tokens} tokens has {num_full}",
                 cause="ticket_refused",
             )
-        part = self._part_from(len(self._told) - len(progress.block_ids), self._told)
+        part = self._part_from(len(self._told) - len(progress.block_ids), progress.digests)
         return part if part.remote_blocks else None
 
     def last_part(self, ticket: Ticket) -> Part:
@@ -68,11 +68,20 @@ class PartPlan:
             )
         if list(ticket.block_ids[: len(self._told)]) != self._told:
             raise TransferError("the ticket names other blocks than were reported", cause="ticket_refused")
-        return self._part_from(len(self._told), ticket.block_ids, ticket.state_slot)
+        first, last = max(len(self._told), self._to.num_cached), len(ticket.block_ids)
+        return Part.last(
+            self._to.block_ids[first:last],
+            ticket.block_ids[first:],
+            self._to.state_slot,
+            ticket.state_slot,
+            digests=ticket.unit_digests,
+            num_tokens=ticket.num_tokens,
+        )
 
-    def _part_from(self, first: int, remote: Sequence[int], state_slot: int | None = None) -> Part:
-        first = max(first, self._to.num_cached)
-        ours, theirs = self._to.block_ids[first : len(remote)], remote[first:]
-        if state_slot is None:
-            return Part(ours, tuple(theirs))
-        return Part.last(ours, tuple(theirs), self._to.state_slot, state_slot)
+    def _part_from(self, told: int, digests: Sequence[int]) -> Part:
+        """Returns the part with the blocks told after the first ``told``. ``digests`` are all of those
+        blocks' or none."""
+        first = max(told, self._to.num_cached)
+        ours, theirs = self._to.block_ids[first : len(self._told)], self._told[first:]
+        units = UnitDigests(tuple(digests[first - told :]), 0) if digests else None
+        return Part(ours, tuple(theirs), digests=units)

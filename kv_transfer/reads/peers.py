@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 from functools import partial
@@ -11,6 +12,7 @@ from functools import partial
 import grpc.aio
 
 from kv_transfer.reads.failure_counts import FailureCounts
+from kv_transfer.reads.peer_quarantine import PeerQuarantine
 from kv_transfer.reads.sink import TransferSink
 from wire.errors import DeadlineError, HandshakeError, TransferError, TwinfangError, UnavailableError
 from wire.messages.handoff import (
@@ -45,15 +47,18 @@ class Peers:
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._handshakes: dict[str, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._quarantine = PeerQuarantine(time.monotonic)
 
     async def ensure(self, ticket: AnyTicket) -> None:
         """Returns once memory of the ticket's server can be read.
 
-        Raises :class:`HandshakeError` if the server refuses, or has restarted since it wrote the ticket;
+        Raises :class:`HandshakeError` if the server refuses, is in quarantine, or has restarted since it
+        wrote the ticket;
         :class:`UnavailableError` or :class:`TransferError` if it can't be reached from here.
         """
         try:
             if not self._sink.knows(ticket.incarnation):
+                self._quarantine.check(ticket.address, ticket.incarnation)
                 await self._connect(ticket.address)
             if not self._sink.knows(ticket.incarnation):
                 raise HandshakeError(
@@ -121,7 +126,12 @@ class Peers:
                 f"the server at {address} is out of reach: {error.message}", cause="deadline"
             ) from error
         if not self._sink.knows(reply.incarnation):
-            await asyncio.to_thread(self._sink.add_peer, address, reply)
+            try:
+                await asyncio.to_thread(self._sink.add_peer, address, reply)
+            except HandshakeError as error:
+                if error.cause == "metadata":
+                    self._quarantine.put(address, reply.incarnation, error)
+                raise
             log.info("connected to server %s, incarnation %s", address, reply.incarnation)
 
     async def _ask_for_memory(self, address: str) -> HandshakeReply:
@@ -137,10 +147,13 @@ class Peers:
         return reply
 
     async def _connect_quietly(self, address: str) -> None:
+        if self._quarantine.left_s(address) > 0:
+            return
         try:
             await self._connect(address)
         except TwinfangError as error:
-            log.warning("no connection to server %s yet: %s", address, error)
+            if self._quarantine.left_s(address) == 0:
+                log.warning("no connection to server %s yet: %s", address, error)
 
     async def _end_lease(self, ticket: AnyTicket) -> None:
         message = EndLease(ticket.request_id, ticket.lease_id, ticket.epoch)

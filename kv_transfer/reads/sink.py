@@ -15,7 +15,8 @@ from concurrent.futures import Future
 import torch
 
 from engine.ranks.processes import RankProcesses
-from kv_transfer.handshake import check_regions, check_same_model
+from kv_transfer.digester import Digester
+from kv_transfer.handshake import check_digest, check_regions, check_same_model
 from kv_transfer.nixl.agent import region_of
 from kv_transfer.nixl.peer_memories import WARM_UP_DEADLINE_S, OnConnected
 from kv_transfer.nixl.transfer_thread import ThreadUser, TransferThread
@@ -24,6 +25,7 @@ from kv_transfer.reads.part import Part
 from kv_transfer.reads.part_reader import OwnReader, PartReader
 from kv_transfer.reads.rank_readers import RankReaders, RankReport
 from kv_transfer.reads.transfer import Transfer, TransferCounts, TransferListener, TransferSetup
+from kv_transfer.reads.verifier import make_verifier
 from wire.errors import HandshakeError, TransferError, TwinfangError
 from wire.messages.handoff import Done, HandshakeReply, HandshakeRequest, Ticket
 
@@ -32,7 +34,8 @@ class TransferSink(ThreadUser):
     """Owns a reading server's transfers. Methods are thread-safe.
 
     ``thread`` has the memory that is read into. ``introduction`` is the message that this server sends in a
-    handshake. ``ranks`` are this server's other ranks; each of them reads its own share.
+    handshake. ``ranks`` are this server's other ranks; each of them reads its own share. With ``digester``,
+    what is read is compared with the digests of the lending server.
     """
 
     def __init__(
@@ -41,6 +44,7 @@ class TransferSink(ThreadUser):
         introduction: HandshakeRequest,
         listener: TransferListener,
         ranks: RankProcesses | None = None,
+        digester: Digester | None = None,
     ) -> None:
         # Maximum number of transfers under way: each fills a slot, or a block if the model has no state.
         blocks, slots = introduction.kv_layout, introduction.state_layout
@@ -57,7 +61,8 @@ class TransferSink(ThreadUser):
         if ranks is not None:
             self._rank_readers = RankReaders(ranks, self._thread.post, self._reader.peers.forget)
             readers.append(self._rank_readers)
-        self._setup = TransferSetup(self._reader.peers, readers, check, self.counts, listener)
+        verifier = make_verifier(digester, thread.post)
+        self._setup = TransferSetup(self._reader.peers, readers, check, verifier, self.counts, listener)
 
     def take_report(self, rank: int, report: RankReport) -> None:
         """Takes another rank's report about its reads. May be called from any thread."""
@@ -72,10 +77,12 @@ class TransferSink(ThreadUser):
         """Connects to a lending server and reads once from it, so that no request waits for the first
         contact.
 
-        Returns when both are done. Raises :class:`HandshakeError` if the two servers may not share state or
-        the peer can't be reached.
+        Returns when both are done. Raises :class:`HandshakeError` if the reply is damaged (cause
+        ``metadata``), the two servers may not share state or the peer can't be reached.
         """
-        check_same_model(self.introduction, reply, f"the prefill server at {address}")
+        who = f"the server at {address}"
+        check_digest(reply, who)
+        check_same_model(self.introduction, reply, who)
         check_regions(reply)
         outcome: Future[TransferError | None] = Future()
         self._thread.post(lambda: self._connect(address, reply, outcome.set_result))
@@ -84,9 +91,7 @@ class TransferSink(ThreadUser):
             if error is not None:
                 raise error
         except (TransferError, TimeoutError) as error:
-            raise HandshakeError(
-                f"the prefill server at {address} can't be read from: {error}", cause="peer_gone"
-            ) from error
+            raise HandshakeError(f"{who} can't be read from: {error}", cause="peer_gone") from error
 
     # --- transfers -------------------------------------------------------------------------------
 
@@ -116,7 +121,14 @@ class TransferSink(ThreadUser):
         them. ``state_slot`` is the null slot if the model has no state.
         """
         transfer = self.begin(ticket.request_id, ticket.incarnation, deadline_s=deadline_s)
-        part = Part.last(block_ids, ticket.block_ids[first_block:], state_slot, ticket.state_slot)
+        part = Part.last(
+            block_ids,
+            ticket.block_ids[first_block:],
+            state_slot,
+            ticket.state_slot,
+            digests=ticket.unit_digests,
+            num_tokens=ticket.num_tokens,
+        )
         transfer.finish(part, Done(ticket.lease_id, ticket.epoch))
 
     # --- on the transfer thread ------------------------------------------------------------------

@@ -3,9 +3,11 @@
     transfer.read_part(part) …        only data; several parts at a time, as the peer computes them
     transfer.finish(part, lease)      the last part, with the state; then the check of the epoch
 
-If a part fails or is late, the transfer fails. The time until a transfer is late (its patience) runs only
-while it has a read under way: a peer that computes for a minute is not late. The destination of a transfer
-that was given up stays in quarantine until every part that was posted has ended, by success or failure.
+What has landed is compared with the lending server's digests while further parts are read, if the server
+has sent digests (:mod:`kv_transfer.reads.verifier`). If a part fails or is late, the transfer fails. The time
+until a transfer is late (its patience) runs only while it has a read under way: a peer that computes for a
+minute is not late. The destination of a transfer that was given up stays in quarantine until every part that
+was posted has ended, by success or failure.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from kv_transfer.nixl.peer_memories import Peer, PeerMemories
 from kv_transfer.reads.epoch_check import EpochCheck
 from kv_transfer.reads.part import Part
 from kv_transfer.reads.part_reader import NOTHING, PartReader, ReadSize
+from kv_transfer.reads.verifier import Verifier
 from wire.errors import TransferError, TwinfangError
 from wire.messages.handoff import Done
 
@@ -72,6 +75,7 @@ class TransferSetup:
     peers: PeerMemories
     readers: Sequence[PartReader]
     check: EpochCheck
+    verifier: Verifier
     counts: TransferCounts
     listener: TransferListener
 
@@ -91,6 +95,8 @@ class Transfer:
         self._num_bytes = self._num_descriptors = self._early_bytes = 0
         self._error: TwinfangError | None = None
         self._lease: Done | None = None
+        self._num_unverified = 0
+        self._damage: TransferError | None = None
         self._is_valid = self._is_reported = self._is_in_quarantine = False
 
     # --- what the owner asks for -----------------------------------------------------------------
@@ -111,8 +117,9 @@ class Transfer:
         self.took_off()
         error = None
         try:
-            for reader in self._setup.readers:
-                reader.post(self._peer, part, self)
+            for piece, receiver in self._setup.verifier.pieces(part, self._peer, self):
+                for reader in self._setup.readers:
+                    reader.post(self._peer, piece, receiver)
         except TransferError as refused:
             error = TransferError(refused.message, cause="ticket_refused")
         self.landed(error, NOTHING)
@@ -149,6 +156,16 @@ class Transfer:
             self._setup.counts.num_parts += 1
         self._go_on()
 
+    def verifying(self) -> None:
+        """Notes that data that has landed is being compared; :meth:`verified` will be called for it."""
+        self._num_unverified += 1
+
+    def verified(self, damage: TransferError | None) -> None:
+        """Notes that data was compared. ``damage`` says what is wrong with it."""
+        self._num_unverified -= 1
+        self._damage = self._damage or damage
+        self._go_on()
+
     def _go_on(self) -> None:
         """Takes the transfer's next step if no read is under way any more."""
         if self._num_under_way > 0:
@@ -161,7 +178,11 @@ class Transfer:
         elif self._error is not None:
             self._report(self._error)
         elif self._lease is not None and self._is_valid:
-            self._conclude(self._lease)
+            # Only now is it known that data which differs was not another request's.
+            if self._damage is not None:
+                self._report(self._damage)
+            elif self._num_unverified == 0:
+                self._conclude(self._lease)
         elif self._lease is not None:
             self._validate(self._lease)
 

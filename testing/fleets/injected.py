@@ -7,6 +7,8 @@ A fault is on while a file of its name lies in the folder that the environment n
 | fault | the process |
 |---|---|
 | ``dies-in-read`` | kills itself as soon as a read of a prompt's state is posted |
+| ``damaged-handshake`` | sends a handshake in which one bit of NIXL's metadata is wrong |
+| ``damaged-state`` | changes a bit of a state after its ticket's digests were computed; once |
 | ``late-done`` | sends the notification that ends a lease only before the next one |
 | ``small-chunks`` | computes at most 32 tokens of a prompt a step, and rests for 50 ms before each |
 | ``late-start`` | waits, with everything imported, before it takes its port |
@@ -38,6 +40,8 @@ import torch
 from engine.engine import Engine
 from engine.schedule.cache_modes import StateBlocks
 from engine.schedule.prompt_chunks import PromptChunks
+from kv_transfer.leases.seals import DigestSeals
+from kv_transfer.leases.source import TransferSource
 from kv_transfer.nixl.agent import TransferAgent
 from kv_transfer.reads.lease_renewer import LeaseRenewer
 from kv_transfer.reads.transfer import Transfer
@@ -79,6 +83,8 @@ def inject(folder: Path) -> None:
 
     replace(Transfer, "read_part", "dies-in-read", _die_in_read)
     replace(Transfer, "late", "no-quarantine", _give_up_as_if_settled)
+    replace(TransferSource, "handshake", "damaged-handshake", _damage_handshake)
+    replace(DigestSeals, "_sealed", "damaged-state", _damage_state(folder / "damaged-state"))
     replace(TransferAgent, "notify", "late-done", _late_notify())
     replace(Engine, "step", "slow-steps", _step_after(REST_S))
     replace(Engine, "step", "slower-steps", _step_after(LONG_REST_S))
@@ -93,6 +99,27 @@ def inject(folder: Path) -> None:
 
 def _do_nothing(_sound: Callable[..., Any], *_arguments: Any, **_fields: Any) -> None:
     pass
+
+
+def _damage_handshake(sound: Callable[..., Any], *arguments: Any) -> Any:
+    reply = sound(*arguments)
+    (first, *others) = reply.ranks
+    metadata = bytearray(first.agent_metadata)
+    metadata[len(metadata) // 2] ^= 1
+    damaged = dataclasses.replace(first, agent_metadata=bytes(metadata))
+    return dataclasses.replace(reply, ranks=(damaged, *others))
+
+
+def _damage_state(switch: Path) -> Callable[..., Any]:
+    def seal_and_damage(sound: Callable[..., Any], seals: DigestSeals, ticket: Any, known: Any) -> Any:
+        sealed = sound(seals, ticket, known)
+        if sealed.unit_digests is not None:
+            with contextlib.suppress(FileNotFoundError):
+                switch.unlink()
+                seals._digester._caches.state[ticket.state_slot, 0] ^= 1
+        return sealed
+
+    return seal_and_damage
 
 
 def _late_notify() -> Callable[..., Any]:

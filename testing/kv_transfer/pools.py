@@ -9,6 +9,7 @@ import os
 import torch
 
 from engine.memory.caches import Caches, CacheSpec
+from kv_transfer.handshake import with_digest
 from wire.messages.handoff import HandshakeReply
 
 SPEC = CacheSpec(
@@ -95,7 +96,10 @@ def transport_variables(transport: str) -> dict[str, str]:
 
 
 def with_rank(reply: HandshakeReply, **changes: object) -> HandshakeReply:
-    """Return the reply of a server with one rank, with ``changes`` in the description of this rank's
-    memory."""
+    """Return the reply of a server with one rank, with ``changes`` in the description of this rank's memory.
+
+    If the reply has a digest, it is made anew: such a server lies, and nothing was damaged on the way.
+    """
     (rank,) = reply.ranks
-    return dataclasses.replace(reply, ranks=(dataclasses.replace(rank, **changes),))  # type: ignore[arg-type]
+    changed = dataclasses.replace(reply, ranks=(dataclasses.replace(rank, **changes),))  # type: ignore[arg-type]
+    return with_digest(changed) if reply.digest else changed

@@ -20,27 +20,29 @@ from typing import Any
 import psutil
 import torch
 
+from kv_transfer.digester import Digester
 from kv_transfer.handshake import introduce
+from kv_transfer.leases.seals import DigestSeals
 from kv_transfer.leases.source import EndedLease, SourceListener, TransferSource
 from kv_transfer.nixl.transfer_thread import TransferThread
 from testing.kv_transfer.pools import PoolShape, fill, unit_bytes_of
 from wire.codec import decode, encode
 from wire.errors import TwinfangError
-from wire.messages.handoff import EndLease, HandshakeReply, HandshakeRequest, Ticket
+from wire.messages.handoff import EndLease, HandshakeReply, HandshakeRequest, RenewLeases, Ticket
 
 DEADLINE_S = 30.0
 ADDRESS = "127.0.0.1:1"
 
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["testing.kv_transfer.source_process"])
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["testing.kv_transfer.source_process"])
 
 
 class SourceProcess:
     """The test's end of the pipe."""
 
     def __init__(self) -> None:
-        self._pipe, theirs = _context.Pipe()
-        self._process = _context.Process(target=_serve, args=(theirs,))
+        self._pipe, theirs = CONTEXT.Pipe()
+        self._process = CONTEXT.Process(target=_serve, args=(theirs,))
         self._process.start()
         theirs.close()
 
@@ -83,8 +85,20 @@ class SourceProcess:
         data = self._ask("grant", request_id=request_id, block_ids=block_ids, state_slot=state_slot)
         return decode(data, Ticket)
 
+    def seal(self, ticket: Ticket) -> Ticket:
+        """Returns the ticket with digests of the memory that it names."""
+        return decode(self._ask("seal", data=encode(ticket)), Ticket)
+
+    def damage(self, kind: str, unit: int, place: int) -> None:
+        """Flips a bit of byte ``place`` of a ``block`` or a ``slot``."""
+        self._ask("damage", kind=kind, unit=unit, place=place)
+
     def end(self, ticket: Ticket) -> None:
-        self._ask("end", data=encode(EndLease(ticket.request_id, ticket.lease_id, ticket.epoch)))
+        self.take(EndLease(ticket.request_id, ticket.lease_id, ticket.epoch))
+
+    def take(self, message: EndLease | RenewLeases) -> None:
+        """Sends a message about leases, as a reading server does."""
+        self._ask("end" if isinstance(message, EndLease) else "renew", data=encode(message))
 
     def next_ended(self, timeout_s: float = DEADLINE_S) -> EndedLease:
         """Waits for the next lease that ends, and returns it."""
@@ -195,9 +209,24 @@ class _Server(SourceListener):
             )
         )
 
+    def seal(self, data: bytes) -> bytes:
+        sealed: queue.Queue[Ticket] = queue.Queue()
+        with contextlib.closing(Digester(self.caches, self.faults.put)) as digester:
+            seals = DigestSeals(digester, lambda callback, *arguments: callback(*arguments), only_quick=False)
+            seals.seal(decode(data, Ticket), sealed.put)
+            return encode(sealed.get(timeout=DEADLINE_S))
+
+    def damage(self, kind: str, unit: int, place: int) -> None:
+        pool = self.caches.kv if kind == "block" else self.caches.state
+        unit_bytes_of(pool)[unit, place] ^= 1
+
     def end(self, data: bytes) -> None:
         assert self.source is not None
         self.source.end(decode(data, EndLease))
+
+    def renew(self, data: bytes) -> None:
+        assert self.source is not None
+        self.source.renew(decode(data, RenewLeases))
 
     def next_ended(self, timeout_s: float) -> EndedLease | None:
         with contextlib.suppress(queue.Empty):

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from kv_transfer.digester import Digester
 from kv_transfer.handshake import introduce
 from kv_transfer.nixl.transfer_thread import TransferThread
 from kv_transfer.reads.sink import TransferSink
@@ -32,7 +33,7 @@ def sink() -> Iterator[TransferSink]:
 class Decode:
     """A decode server's memory and sink, and a listener that puts the sink's calls into queues."""
 
-    def __init__(self, shape: PoolShape, fingerprint: str = "fp") -> None:
+    def __init__(self, shape: PoolShape, fingerprint: str = "fp", *, verifies: bool = False) -> None:
         self.shape = shape
         self.caches = shape.caches()
         poison(self.caches)
@@ -43,7 +44,8 @@ class Decode:
         introduction = introduce(self.caches, f"sink-{secrets.token_hex(4)}", fingerprint)
         listener = SimpleNamespace(transferred=self._transferred, settled=self.settled.put)
         self.thread = TransferThread(self.caches, introduction.incarnation, self.faults.put)
-        self.sink = TransferSink(self.thread, introduction, listener)
+        self.digester = Digester(self.caches, self.faults.put) if verifies else None
+        self.sink = TransferSink(self.thread, introduction, listener, digester=self.digester)
         self.thread.start(self.sink)
         self.callback_is_broken = False
 
@@ -63,6 +65,8 @@ class Decode:
     def close(self) -> None:
         if not self._is_closed:
             self._is_closed = True
+            if self.digester is not None:
+                self.digester.close()
             self.thread.close()
 
     def result(self, timeout_s: float = DEADLINE_S) -> TransferResult:
@@ -110,10 +114,12 @@ def own_source() -> Iterator[Callable[[], SourceProcess]]:
 def make_decode(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Decode]]:
     made: list[Decode] = []
 
-    def make(shape: PoolShape, *, transport: str = "default", fingerprint: str = "fp") -> Decode:
+    def make(
+        shape: PoolShape, *, transport: str = "default", fingerprint: str = "fp", verifies: bool = False
+    ) -> Decode:
         for name, value in transport_variables(transport).items():
             monkeypatch.setitem(os.environ, name, value)
-        made.append(Decode(shape, fingerprint))
+        made.append(Decode(shape, fingerprint, verifies=verifies))
         return made[-1]
 
     yield make
@@ -132,12 +138,13 @@ def make_pair(make_decode: Callable[..., Decode], shared_source: SourceProcess) 
         decode_shape: PoolShape | None = None,
         transport: str = "default",
         source: SourceProcess | None = None,
+        verifies: bool = False,
         **settings: object,
     ) -> Pair:
         shape = shape or PoolShape()
         source = source or shared_source
         incarnation = source.open(shape, environment=transport_variables(transport), **settings)  # type: ignore[arg-type]
-        decode = make_decode(decode_shape or shape, transport=transport)
+        decode = make_decode(decode_shape or shape, transport=transport, verifies=verifies)
         decode.connect(source)
         return Pair(source, decode, incarnation)
 

@@ -24,7 +24,7 @@ from wire.messages.handoff import EndLease, Ticket
 class ScriptedSink:
     """Reads that end when the test says so."""
 
-    def __init__(self, _thread, introduction, listener, _ranks):
+    def __init__(self, _thread, introduction, listener, _ranks, _digester):
         self.introduction, self.listener = introduction, listener
         self.counts = TransferCounts()
         self.reads = []
@@ -113,7 +113,14 @@ class World(ExchangeListener):
             host,
             server,
             self,
-            EngineServerConfig(SimpleNamespace(role="decode"), "127.0.0.1", 2, "a", transfer_deadline_s=1.0),
+            EngineServerConfig(
+                SimpleNamespace(role="decode"),
+                "127.0.0.1",
+                2,
+                "a",
+                transfer_deadline_s=1.0,
+                verify_handoffs="off",
+            ),
             incarnation="bb",
             lease_ttl_s=60.0,
         )
@@ -172,7 +179,9 @@ def test_a_request_is_told_how_much_was_read(world):
 def test_a_lease_covers_computed_tokens_and_ends_once(world):
     request = request_that_reads(None)
     request.num_computed = 33
-    assert world.exchange.lease(request).block_ids == (1, 2, 3)
+    tickets = []
+    world.exchange.lease(request, tickets.append)
+    assert [one.block_ids for one in tickets] == [(1, 2, 3)]
     assert world.exchange.end_lease("turn-2")
     assert world.source.ended == [EndLease("turn-2", 5, 2)]
     assert world.engine.released == ["turn-2"]
@@ -183,7 +192,7 @@ def test_memory_that_is_given_back_is_revoked_once(world):
     request = request_that_reads(None)
     request.num_computed = 33
     assert request.lender is None
-    world.exchange.lease(request)
+    world.exchange.lease(request, lambda ticket: None)
     for _ in range(2):
         request.lender.revoke(request)
     assert world.source.revoked == ["turn-2"]
@@ -207,6 +216,7 @@ def test_what_did_not_come_is_counted_by_cause(world):
         "peer_gone": 1,
         "lease_ended": 1,
         "handshake_refused": 0,
+        "metadata": 0,
         "ticket_refused": 0,
         "digest": 1,
     }

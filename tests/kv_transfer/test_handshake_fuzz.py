@@ -286,8 +286,9 @@ NAME = b"hostile"
 def _hostile_metadata(pipe, seed):
     """Feeds a sink metadata that was made up, cut, doubled and renamed; then what is true.
 
-    Bits flipped inside UCX's worker address are not tried: NIXL 1.5 and UCX 1.23 crash on some (SIGSEGV), and
-    nothing but they can tell. Who may answer a handshake has to be trusted that far.
+    Bits flipped inside UCX's worker address are not tried: NIXL 1.5 and UCX 1.23 crash on some (SIGSEGV). The
+    handshake's digest keeps these away (tests/kv_transfer/test_damage.py). A peer that makes a right digest
+    of bad metadata has to be trusted.
     """
     caches, peer_caches = PoolShape().caches(), PoolShape().caches()
     faults = queue.Queue()

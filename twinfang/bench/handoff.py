@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from engine.memory.caches import Caches
+from kv_transfer.digester import Digester
 from kv_transfer.handshake import introduce
 from kv_transfer.nixl.agent import Ranges, TransferAgent, region_of
 from kv_transfer.nixl.transfer_thread import TransferThread
@@ -94,10 +95,12 @@ def _measure(case: Case, ask: Ask) -> Row:
     return Row.of(case, num_bytes, num_descriptors, rounds, behind)
 
 
-def open_sink(caches: Caches, end: End, ask: Ask) -> tuple[TransferThread, TransferSink]:
+def open_sink(
+    caches: Caches, end: End, ask: Ask, digester: Digester | None = None
+) -> tuple[TransferThread, TransferSink]:
     """Opens a sink that has done the handshake with the other process. The caller closes its thread."""
     thread = TransferThread(caches, f"sink-{time.monotonic_ns()}", end.failed)
-    sink = TransferSink(thread, introduce(caches, thread.agent.name, "fp"), end)
+    sink = TransferSink(thread, introduce(caches, thread.agent.name, "fp"), end, digester=digester)
     thread.start(sink)
     sink.add_peer("127.0.0.1:1", ask(Source.handshake, sink.introduction))
     return thread, sink

@@ -71,12 +71,12 @@ class Source(SourceListener):
 
     def open(self, case: Case) -> None:
         self.close()
-        self._caches = case.caches()
+        self.caches = case.caches()
         name = f"source-{time.monotonic_ns()}"
-        self._thread = TransferThread(self._caches, name, self.failed)
+        self._thread = TransferThread(self.caches, name, self.failed)
         self.lender = TransferSource(
             self._thread,
-            introduce(self._caches, name, "fp"),
+            introduce(self.caches, name, "fp"),
             self,
             address="127.0.0.1:1",
             lease_ttl_s=3600.0,

@@ -58,6 +58,7 @@ def prepare_prefill(values: argparse.Namespace) -> Callable[[], None]:
         otlp_endpoint=values.otlp_endpoint or "",
         lease_ttl_s=values.lease_ttl,
         hang_deadline_s=values.hang_deadline,
+        verify_handoffs=values.verify_handoffs,
     )
     _notice_cut_links(config.transfer_deadline_s)
     return partial(run_server, config, config.engine.role, partial(PrefillService, config))
@@ -91,6 +92,7 @@ def prepare_decode(values: argparse.Namespace) -> Callable[[], None]:
         transfer_deadline_s=values.transfer_deadline,
         hang_deadline_s=values.hang_deadline,
         local_prefill=values.local_prefill,
+        verify_handoffs=values.verify_handoffs,
         advertise_host=values.advertise_host,
         metrics_port=values.metrics_port and values.metrics_port + place.port_offset,
         vllm_metrics=values.vllm_metrics,

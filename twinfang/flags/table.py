@@ -217,6 +217,11 @@ TRANSFER_DEADLINE = Flag(
     default=30.0,
     setting="transfer_deadline_s",
 )
+VERIFY_HANDOFFS = Flag(
+    *("--verify-handoffs", "off|quick|all", one_of("off", "quick", "all")),
+    "handoffs with digests that their readers compare; quick: those that this delays by 0.1 ms at most",
+    default="quick",
+)
 
 LOCAL_PREFILL = Flag(
     *("--local-prefill", "", yes_or_no),

@@ -38,7 +38,7 @@ _FLAGS = (
     *table.CHECKS.flags,
     *table.TRACES.flags,
     *(table.ROLE, table.NICE, table.ADVERTISE_HOST, table.TRANSFER_DEADLINE, table.LOCAL_PREFILL),
-    table.VLLM_METRICS,
+    *(table.VLLM_METRICS, table.VERIFY_HANDOFFS),
 )
 
 

@@ -33,8 +33,8 @@ waiting prompts. At 10, decode gets only a tenth of the cores while prompts are 
 
 _ENGINE_FLAGS = (*table.MODEL_FLAGS.flags, *table.CAPACITY, *table.DECODING.flags, *table.CHECKS.flags)
 _ROLE_FLAGS = {
-    "prefill": (table.LEASE_TTL,),
-    "decode": (table.TRANSFER_DEADLINE, table.LOCAL_PREFILL),
+    "prefill": (table.LEASE_TTL, table.VERIFY_HANDOFFS),
+    "decode": (table.TRANSFER_DEADLINE, table.LOCAL_PREFILL, table.VERIFY_HANDOFFS),
     "both": (),
 }
 _ANY_ADDRESS = {"0.0.0.0": LOOPBACK, "::": "::1"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from wire.codec import FIRST_VERSION, check_peer, message
+from wire.codec import FIRST_VERSION, check_peer, ignorable, message
 from wire.errors import WireError
 from wire.messages.layout import Layout
 
@@ -24,6 +24,16 @@ class Digests:
     """One per block, over the tokens that the ticket covers."""
     state: tuple[int, ...]
     """One per segment of the slot."""
+
+
+@message
+class UnitDigests:
+    """Digests of the bytes that a reader gets (:mod:`kernels.digests.unit_digest`), as unsigned numbers."""
+
+    blocks: tuple[int, ...]
+    """One per block. The last one is only over the tokens that the ticket covers."""
+    state: int
+    """0 if there is no state."""
 
 
 @message
@@ -52,6 +62,8 @@ class Ticket:
     are never compared."""
     digests: Digests | None = None
     """Set by a lending server that runs with the sanitizer."""
+    unit_digests: UnitDigests | None = ignorable(None)
+    """None if the lending server makes none, or is of release 0.2.0: then the reader compares nothing."""
 
     def __post_init__(self) -> None:
         if self.num_tokens < 1 or self.state_slot < 0 or self.lease_id < 0 or not self.ttl_s > 0:
@@ -64,6 +76,11 @@ class Ticket:
         if self.digests is not None and len(self.digests.blocks) != len(self.block_ids):
             raise WireError(
                 f"ticket of {self.request_id!r}: {len(self.digests.blocks)} digests "
+                f"for {len(self.block_ids)} blocks"
+            )
+        if self.unit_digests is not None and len(self.unit_digests.blocks) != len(self.block_ids):
+            raise WireError(
+                f"ticket of {self.request_id!r}: {len(self.unit_digests.blocks)} unit digests "
                 f"for {len(self.block_ids)} blocks"
             )
 
@@ -128,6 +145,12 @@ class Progress:
 
     block_ids: tuple[int, ...]
     """In the prompt's order; they follow the block ids of earlier messages."""
+    digests: tuple[int, ...] = ignorable(())
+    """Of these blocks, as in :class:`UnitDigests`; empty if the lending server makes none."""
+
+    def __post_init__(self) -> None:
+        if self.digests and len(self.digests) != len(self.block_ids):
+            raise WireError(f"{len(self.digests)} digests for {len(self.block_ids)} blocks")
 
 
 @message
@@ -187,6 +210,9 @@ class HandshakeReply:
     """The epoch table on rank 0; only rank 0 keeps leases."""
     protocol: int = FIRST_VERSION
     """The newest protocol version that the sender reads."""
+    digest: bytes = ignorable(b"")
+    """Of all that NIXL and UCX get from this message (:func:`kv_transfer.handshake.digest_of`). Release 0.2.0
+    sends none."""
 
     def __post_init__(self) -> None:
         check_peer(self.protocol)

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from kv_transfer.handshake import with_digest
 from kv_transfer.leases.source import EndedLease
 from testing.kv_transfer.pools import PoolShape, with_rank
 from wire.errors import HandshakeError, TransferError
@@ -173,15 +174,16 @@ def test_the_source_refuses_another_model_with_both_values(make_decode, shared_s
 def test_the_sink_refuses_another_model_with_both_values(make_pair):
     pair = make_pair()
     reply = pair.source.handshake(pair.decode.sink.introduction)
+    lying = dataclasses.replace(reply, incarnation="b", fingerprint="theirs")
     with pytest.raises(HandshakeError, match=r"theirs.*fp"):
-        pair.decode.sink.add_peer("x:1", dataclasses.replace(reply, incarnation="b", fingerprint="theirs"))
+        pair.decode.sink.add_peer("x:1", with_digest(lying))
 
 
 @pytest.mark.parametrize("metadata", [b"", b"no metadata", b"nixlSerDes|" + b"\xff" * 40, b"\0" * 100_000])
 def test_a_peer_whose_metadata_is_garbage_is_refused(make_pair, metadata):
     pair = make_pair()
     reply = pair.source.handshake(pair.decode.sink.introduction)
-    broken = dataclasses.replace(with_rank(reply, agent_metadata=metadata), incarnation="b")
+    broken = with_digest(dataclasses.replace(with_rank(reply, agent_metadata=metadata), incarnation="b"))
     with pytest.raises(HandshakeError, match="x:1"):
         pair.decode.sink.add_peer("x:1", broken)
     assert not pair.decode.sink.knows("b")
@@ -192,7 +194,7 @@ def test_metadata_of_another_agent_than_the_reply_names_is_refused(make_pair):
     pair = make_pair()
     reply = pair.source.handshake(pair.decode.sink.introduction)
     with pytest.raises(HandshakeError, match=rf"b.*{pair.incarnation}|{pair.incarnation}.*b"):
-        pair.decode.sink.add_peer("x:1", dataclasses.replace(reply, incarnation="b"))
+        pair.decode.sink.add_peer("x:1", with_digest(dataclasses.replace(reply, incarnation="b")))
     assert pair.decode.read(pair.source.grant("a", BLOCKS, SLOT), BLOCKS, SLOT).error is None
 
 
@@ -202,7 +204,7 @@ def test_an_epoch_table_that_the_peer_has_not_registered_is_refused(make_decode,
     reply = shared_source.handshake(decode.sink.introduction)
     elsewhere = dataclasses.replace(reply.epoch_region, address=4096)
     with pytest.raises(HandshakeError):
-        decode.sink.add_peer("x:1", dataclasses.replace(reply, epoch_region=elsewhere))
+        decode.sink.add_peer("x:1", with_digest(dataclasses.replace(reply, epoch_region=elsewhere)))
     decode.connect(shared_source)
     assert decode.read(shared_source.grant("a", BLOCKS, SLOT), BLOCKS, SLOT).error is None
 

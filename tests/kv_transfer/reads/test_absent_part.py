@@ -131,7 +131,7 @@ def plan_of(num_tokens, block_ids, slot):
 def test_a_followed_prompt_without_kv_is_read_all_at_once_at_its_end():
     early, plan = plan_of(9, [], 3)
     assert plan.part(Progress(())) is None
-    assert plan.last_part(early.completed((), 7, None)) == Part([], (), (3,), (7,))
+    assert plan.last_part(early.completed((), 7, None)) == Part([], (), (3,), (7,), num_tokens=9)
     with pytest.raises(TransferError, match="prompt of 9 tokens has 0"):
         plan.part(Progress((1,)))
 
@@ -139,7 +139,7 @@ def test_a_followed_prompt_without_kv_is_read_all_at_once_at_its_end():
 def test_a_followed_prompt_without_states_ends_with_its_last_blocks():
     early, plan = plan_of(9, [11, 12, 13], 0)
     assert plan.part(Progress((1, 2))) == Part([11, 12], (1, 2))
-    assert plan.last_part(early.completed((1, 2, 3), 0, None)) == Part([13], (3,))
+    assert plan.last_part(early.completed((1, 2, 3), 0, None)) == Part([13], (3,), num_tokens=9)
 
 
 def test_a_ticket_may_lack_a_state_or_blocks_but_its_slot_is_never_negative():

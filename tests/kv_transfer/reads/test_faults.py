@@ -10,6 +10,7 @@ import time
 import pytest
 import torch
 
+from kv_transfer.handshake import with_digest
 from kv_transfer.nixl import peer_memories
 from kv_transfer.nixl.agent import TransferAgent
 from testing.conditions import wait_until
@@ -234,7 +235,7 @@ def test_a_layout_s_sizes_are_checked_before_anything_is_connected(make_pair):
     region = reply.ranks[0].kv_region
     short = with_rank(reply, kv_region=dataclasses.replace(region, num_bytes=region.num_bytes - 1))
     with pytest.raises(HandshakeError, match="its layout describes"):
-        pair.decode.sink.add_peer("x:1", dataclasses.replace(short, incarnation="b"))
+        pair.decode.sink.add_peer("x:1", with_digest(dataclasses.replace(short, incarnation="b")))
 
 
 def _connects(decode, reply):

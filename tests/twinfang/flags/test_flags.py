@@ -143,6 +143,7 @@ def test_defaults_are_those_of_the_configuration_classes():
         (table.LEASE_TTL, "lease_ttl_s"),
         (table.ADVERTISE_HOST, "advertise_host"),
         (table.TRANSFER_DEADLINE, "transfer_deadline_s"),
+        (table.VERIFY_HANDOFFS, "verify_handoffs"),
         (router_flags.MAX_REQUESTS_IN_FLIGHT, "max_requests_in_flight"),
         (router_flags.MAX_QUEUE, "max_queue"),
         (router_flags.HOLD, "hold_s"),

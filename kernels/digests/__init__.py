@@ -1,0 +1,1 @@
+"""Digests of memory that servers hand over."""
