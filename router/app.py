@@ -55,7 +55,9 @@ from router.serving.dispatch import RETRIED
 from router.serving.inbox import Backlog
 from router.serving.services import Services
 from router.serving.slice_lane import SliceLane
+from telemetry.identity_expiry import IdentityExpiry
 from telemetry.loop_lag import LoopLag
+from wire.channels import channels_of
 from wire.http.cross_site import AllowedHosts
 
 if TYPE_CHECKING:
@@ -110,7 +112,8 @@ def create_app(config: RouterConfig, *, on_fatal: OnFatal = end_process) -> Fast
 async def _serving(app: FastAPI, *, resources: Resources, on_fatal: OnFatal) -> AsyncIterator[None]:
     """Run the application's services on the current event loop, which owns the gRPC channels."""
     config = resources.files.config
-    pool = ServerPool(config)
+    identity = resources.files.identity
+    pool = ServerPool(config, channels_of(identity))
     models = [
         _served(name, folder, pool.models[name], config, resources.drain)
         for name, folder in resources.files.model_folders.items()
@@ -174,6 +177,9 @@ async def _serving(app: FastAPI, *, resources: Resources, on_fatal: OnFatal) -> 
     if files.certificate is not None:
         services.metrics.registry.register(files.certificate)
         watching.append(start_background(files.certificate.watch(), "watch of the certificate", on_fatal))
+    if identity is not None:
+        services.metrics.registry.register(IdentityExpiry(identity))
+        watching.append(start_background(identity.watch(), "watch of the identity", on_fatal))
     try:
         yield
     finally:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from router.access.certificate import Certificate
     from router.kubernetes.pod_watch import PodWatch
     from telemetry.otel import Tracing
+    from wire.tls.identity import Identity
 
 
 from collections.abc import Mapping
@@ -48,6 +49,7 @@ class Files:
     saved: SavedChanges
     response_store: ResponseStore
     certificate: Certificate | None
+    identity: Identity | None
 
     @classmethod
     def read(cls, config: RouterConfig) -> Files:
@@ -61,7 +63,9 @@ class Files:
         check_store(config.limit_store)
         certificate = _certificate(config)
         store = _response_store(config)
-        return cls(saved.applied_to(config), key_file, folders, token, state_file, saved, store, certificate)
+        identity = _identity(config)
+        applied = saved.applied_to(config)
+        return cls(applied, key_file, folders, token, state_file, saved, store, certificate, identity)
 
     def close(self) -> None:
         if self.state_file is not None:
@@ -104,6 +108,15 @@ def _certificate(config: RouterConfig) -> Certificate | None:
     from router.access.certificate import Certificate
 
     return Certificate(config.certificate)
+
+
+def _identity(config: RouterConfig) -> Identity | None:
+    """Return the identity for mutual TLS with servers. Raises :class:`ConfigError`."""
+    if config.identity is None:
+        return None
+    from wire.tls.identity import Identity
+
+    return Identity(config.identity, "router")
 
 
 def _response_store(config: RouterConfig) -> ResponseStore:

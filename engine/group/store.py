@@ -15,6 +15,7 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from wire.errors import ConfigError
 from wire.http.address import is_loopback
+from wire.tls.identity_files import IdentityFiles
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +38,8 @@ class GroupStore:
     life: str = ""
     """Name of this start of the group. In a store that outlives the group, it separates the entries of this
     start from those of earlier starts."""
+    identity: IdentityFiles | None = None
+    """Files for mutual TLS between the group's processes. None: the store and the links are in clear."""
 
     def open(self, *, is_first: bool, timeout_s: float) -> Store:
         """Opens the store, or connects to it. Waits up to ``timeout_s``. Later, a read waits up to the same

@@ -22,7 +22,7 @@ from twinfang.commands.servers import (
 from twinfang.fetch import flags as fetch
 from twinfang.flags import ranks as rank_flags
 from twinfang.flags import router as router_flags
-from twinfang.flags import table
+from twinfang.flags import table, tls
 from twinfang.flags.flag import Flag, FlagGroup
 from twinfang.talk import flags as talk
 from wire.errors import ConfigError
@@ -131,7 +131,7 @@ def _refuse_stack_flags(values: argparse.Namespace) -> None:
 
 _ROUTER_ADDRESS = (table.host("the router"), table.port("the router", 8000))
 _STACK_GROUP = FlagGroup(
-    "stack", (*_ROUTER_ADDRESS, table.METRICS_PORTS, table.START_TIMEOUT, table.STATUS_FILE)
+    "stack", (*_ROUTER_ADDRESS, table.METRICS_PORTS, table.START_TIMEOUT, table.STATUS_FILE, tls.TLS)
 )
 
 UP = Command(
@@ -198,6 +198,7 @@ PREFILL = Command(
         FlagGroup("hosts", rank_flags.NODES),
         table.DECODING,
         FlagGroup("handoff", (table.LEASE_TTL,)),
+        tls.MUTUAL_TLS,
         table.CHECKS,
         table.TRACES,
         table.LOGS,
@@ -229,6 +230,7 @@ DECODE = Command(
         FlagGroup("ranks", (*rank_flags.RANKS, *rank_flags.RANK_PLACE)),
         table.DECODING,
         FlagGroup("handoff", (table.TRANSFER_DEADLINE, table.LOCAL_PREFILL)),
+        tls.MUTUAL_TLS,
         table.CHECKS,
         table.TRACES,
         table.LOGS,
@@ -256,6 +258,7 @@ ROUTER = Command(
         ),
         FlagGroup("servers that are pods", router_flags.DISCOVERY),
         FlagGroup("models", (router_flags.MODELS, table.SERVED_MODEL_NAME)),
+        tls.MUTUAL_TLS,
         table.TRACES,
         table.LOGS,
     ),
@@ -334,7 +337,7 @@ DRAIN = Command(
     "Run it before SIGTERM: in a preStop hook, or in ExecStop of a unit. It exits with 1 if "
     "requests or leases are left after --timeout. To undo it, undrain the server through the admin API, or "
     "restart the server.",
-    (FlagGroup("server", (table.DRAINED_SERVER, table.DRAIN_TIMEOUT)), table.LOGS),
+    (FlagGroup("server", (table.DRAINED_SERVER, table.DRAIN_TIMEOUT)), tls.MUTUAL_TLS, table.LOGS),
     "twinfang drain 127.0.0.1:8200 --timeout 300",
     _prepare_drain,
     arguments=(table.DRAINED_SERVER,),
