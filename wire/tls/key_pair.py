@@ -106,6 +106,11 @@ def _bytes_of(path: Path, what: str) -> bytes:
     return content
 
 
+def names_of_der(certificate: bytes) -> tuple[str, ...]:
+    """Return the host names and addresses in a certificate's subjectAltName."""
+    return names_of(x509.load_der_x509_certificate(certificate))
+
+
 def names_of(certificate: x509.Certificate) -> tuple[str, ...]:
     try:
         extension = certificate.extensions.get_extension_for_oid(ExtensionOID.SUBJECT_ALTERNATIVE_NAME)
