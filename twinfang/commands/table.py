@@ -372,6 +372,7 @@ AUTOSCALE = Command(
         autoscale.PACE,
         autoscale.TARGETS,
         FlagGroup("its own metrics page", (table.host("the autoscaler"), autoscale.METRICS_PORT)),
+        tls.MUTUAL_TLS,
         table.LOGS,
     ),
     "twinfang autoscale --router-metrics http://router:8000/metrics "

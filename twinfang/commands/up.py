@@ -177,6 +177,7 @@ def _status(stack: Stack, supervisor: Supervisor) -> dict[str, object]:
         "model": stack.model_name,
         "pid": os.getpid(),
         "ready": supervisor.is_ready,
+        "tls_folder": None if stack.authority is None else str(stack.authority.folder),
         "processes": [
             {
                 "name": child.name,

@@ -17,7 +17,8 @@ class Identity:
     """The process's certificate and the authorities that it trusts, read again whenever the files change."""
 
     def __init__(self, files: IdentityFiles, role: PeerRole) -> None:
-        """Raises :class:`ConfigError` if a file can't be used, or if the certificate is not one for ``role``."""
+        """Raises :class:`ConfigError` if a file can't be used, or if the certificate is not one for
+        ``role``."""
         self.names = files.names
         self._role: PeerRole = role
         self._listeners: list[Callable[[KeyPair], None]] = []
@@ -50,10 +51,10 @@ class Identity:
 
     def _use(self, pair: KeyPair) -> None:
         if self._role not in self.names.roles(pair.names):
+            wanted = self.names.name(self._role)
             raise ConfigError(
-                f"the certificate is for {', '.join(pair.names) or 'no name'}: a {self._role}'s has to have "
-                f"{self.names.name(self._role)!r} among its subjectAltNames (`tls_names` is "
-                f"{self.names.pattern!r})"
+                f"the certificate is for {', '.join(pair.names) or 'no name'}: that of a {self._role} has to "
+                f"have {wanted!r} among its subjectAltNames (`tls_names` is {self.names.pattern!r})"
             )
         mutual_context(pair)  # raises what OpenSSL has against it
         for use in self._listeners:
