@@ -13,6 +13,7 @@ from fastapi import FastAPI
 
 from router.access.authentication import Authentication
 from router.access.cross_site import HostCheck, OriginCheck
+from router.access.own_ports import OwnPorts
 from router.admin.api import add_admin_api, add_process_api
 from router.admin.changes import Changes
 from router.admin.ledger import Ledger
@@ -104,6 +105,7 @@ def create_app(config: RouterConfig, *, on_fatal: OnFatal = end_process) -> Fast
     app.state.response_turns = StoreTurns()
     certificate = resources.files.certificate
     app.state.tls = None if certificate is None else certificate.context
+    app.state.own_ports = OwnPorts.of(resources.files.identity)
     app.entrance = _entrance(app, resources)
     return app
 
@@ -148,7 +150,7 @@ async def _serving(app: FastAPI, *, resources: Resources, on_fatal: OnFatal) -> 
     )
     services.metrics.registry.register(services.lag)
     services.metrics.registry.register(app.state.refusals)
-    siblings = _siblings(config)
+    siblings = _siblings(config, app.state.own_ports)
     ledger = Ledger(services.process)
     changes = app.state.changes = Changes(
         pool, membership, settings, resources.files.state_file, ledger, siblings
@@ -197,7 +199,7 @@ async def _serving(app: FastAPI, *, resources: Resources, on_fatal: OnFatal) -> 
         await resources.close()
 
 
-def _siblings(config: RouterConfig) -> Siblings | None:
+def _siblings(config: RouterConfig, own_ports: OwnPorts) -> Siblings | None:
     """Return the way to the other processes on this port; None if there are none, or there is no admin API
     that could ask them. Only then is an HTTP client imported."""
     place = config.place
@@ -205,7 +207,7 @@ def _siblings(config: RouterConfig) -> Siblings | None:
         return None
     from router.admin.processes.channel import Siblings
 
-    return Siblings(place)
+    return Siblings(place, own_ports)
 
 
 def _served(

@@ -73,7 +73,9 @@ class ServerTelemetry:
             self._port = ProbePort(
                 host, wanted, self._registry, self._not_ready, hang=self._hang, identity=identity
             )
-            log.info("metrics and probes on %s://%s/metrics", self._port.scheme, host_port(host, self._port.port))
+            log.info(
+                "metrics and probes on %s://%s/metrics", self._port.scheme, host_port(host, self._port.port)
+            )
 
     def show(
         self,

@@ -51,9 +51,9 @@ class Authority:
         trusts: Authority | None = None,
         expires: datetime.datetime | None = None,
     ) -> IdentityFiles:
-        """Write what a process of ``role`` shows to others, into a new folder below ``folder`` or one that an
-        earlier call made. ``name`` instead of the role's; ``trusts``: the authority that it accepts, if that is
-        another one."""
+        """Write what a process of ``role`` shows to others, into a folder below ``folder``, over what an
+        earlier call wrote. ``name`` instead of the role's; ``trusts``: the authority that it accepts, if not
+        this one."""
         names = PeerNames()
         place = folder / role
         place.mkdir(exist_ok=True)

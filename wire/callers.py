@@ -37,8 +37,8 @@ MAY_CALL: dict[str, tuple[PeerRole, ...]] = {
     TRANSFER_SERVICE: ("server",),
     SERVER_SERVICE: ("router", "operator"),
 }
-"""Any role may ask the health service. NIXL's metadata, addresses of memory and the progress of prompts are in
-replies of the transfer service; tickets are in those of the prefill service and in requests to the decode
+"""Any role may ask the health service. NIXL's metadata, addresses of memory and the progress of prompts are
+in replies of the transfer service; tickets are in those of the prefill service and in requests to the decode
 service."""
 
 MAX_CERTIFICATES = 1000
@@ -180,7 +180,9 @@ class _Guarded(functools.partial[Any]):
             return self.func(request, context)
         peer = unquote(context.peer())
         host = peer.rpartition(":")[0]
-        lines.write(logging.WARNING, f"refused call from {host}", "a call from %s is refused: %s", peer, problem)
+        lines.write(
+            logging.WARNING, f"refused call from {host}", "a call from %s is refused: %s", peer, problem
+        )
         return _refused(context, problem)
 
 
@@ -217,8 +219,6 @@ class _Connections:
             late = sum(one < before_s for one in self._begun)
             del self._begun[:late]
         return late
-
-
 
 
 def _configuration(pair: KeyPair) -> Any:

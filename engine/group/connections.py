@@ -98,7 +98,7 @@ class Reception:
     """
 
     def __init__(self, listening: socket.socket, hello: Hello, identity: Identity | None = None) -> None:
-        """Starts to answer on ``listening``, which the caller closes later. ``identity`` is for mutual TLS."""
+        """Starts to answer on ``listening``, which the caller closes later. ``identity``: for mutual TLS."""
         self._identity = identity
         self._listening = listening
         self._hello = hello

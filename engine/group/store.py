@@ -71,8 +71,8 @@ class GroupStore:
             return TCPStore(host, port, is_master=opens, timeout=timeout, wait_for_workers=False)
         if not self.is_own:
             raise ConfigError(
-                f"`{self.setting}` {self.address} is a launcher's store, which has no TLS: give another address, "
-                "at which rank 0 then opens a store of its own"
+                f"`{self.setting}` {self.address} is a launcher's store, which has no TLS: give another "
+                "address, at which rank 0 then opens a store of its own"
             )
         from engine.group.tls_store import open_store  # only with TLS, since its library takes long to import
 

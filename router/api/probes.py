@@ -78,7 +78,12 @@ async def metrics(request: Request) -> Response:
     services.metrics.server_stats.update(*services.pool.stats())
     own, place = _own_metrics(services), services.config.place
     if place is not None:
-        own = merged({place.index: own.decode(), **await metrics_of_siblings(place)})
+        own = merged(
+            {
+                place.index: own.decode(),
+                **await metrics_of_siblings(place, request.app.state.own_ports.called),
+            }
+        )
     return Response(own + services.metrics.of_servers(), media_type=CONTENT_TYPE_LATEST)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import logging
+import ssl
 from collections.abc import Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -28,10 +29,12 @@ TIMEOUT_S = 2.0
 PATH_OF_ONE = "/metrics/process"
 
 
-async def metrics_of_siblings(place: ProcessPlace) -> dict[int, str]:
-    """Return the other processes' own metrics, by index. A process that does not answer is missing."""
+async def metrics_of_siblings(place: ProcessPlace, trust: ssl.SSLContext | None = None) -> dict[int, str]:
+    """Return the other processes' own metrics, by index. A process that does not answer is missing.
+
+    ``trust``: they speak HTTPS."""
     others = {i: port for i, port in enumerate(place.ports) if i != place.index}
-    texts = await asyncio.gather(*(asyncio.to_thread(_ask, port) for port in others.values()))
+    texts = await asyncio.gather(*(asyncio.to_thread(_ask, port, trust) for port in others.values()))
     return {i: text for i, text in zip(others, texts, strict=True) if text is not None}
 
 
@@ -66,8 +69,12 @@ class _Merged(Collector):
         yield answered
 
 
-def _ask(port: int) -> str | None:
-    connection = http.client.HTTPConnection(LOOPBACK, port, timeout=TIMEOUT_S)
+def _ask(port: int, trust: ssl.SSLContext | None) -> str | None:
+    connection = (
+        http.client.HTTPConnection(LOOPBACK, port, timeout=TIMEOUT_S)
+        if trust is None
+        else http.client.HTTPSConnection(LOOPBACK, port, timeout=TIMEOUT_S, context=trust)
+    )
     try:
         connection.request("GET", PATH_OF_ONE)
         response = connection.getresponse()

@@ -62,7 +62,9 @@ class Capture:
     def to_ports(self, ports: set[int]) -> dict[Ends, Connection]:
         """Return the connections to these ports in which anything was sent."""
         return {
-            ends: one for ends, one in self.connections.items() if ends[1] in ports and (one.called or one.answered)
+            ends: one
+            for ends, one in self.connections.items()
+            if ends[1] in ports and (one.called or one.answered)
         }
 
     def num_lost(self) -> int:

@@ -36,7 +36,7 @@ from testing.fleets import slowed
 from testing.fleets.fault_folder import FOLDER_VARIABLE, switched_on
 from testing.fleets.fleet import CALL_TIMEOUT_S, START_DEADLINE_S
 from twinfang.launch import LaunchedStack, launch
-from twinfang.stack.own_authority import OwnAuthority
+from twinfang.own_authority import OwnAuthority
 from twinfang.stack.ports import LOOPBACK, free_ports
 from wire.channels import TlsChannels
 from wire.messages.generation import GetStats, ServerStats

@@ -35,11 +35,11 @@ ROUTER_SERVER_NAME = Flag(
     default_text="a router's name of --tls-names if --tls-ca is used, else the name in the URL",
 )
 PREFILL_METRICS = Flag(
-    *("--prefill-metrics", "URL", http_url), "the same for prefill servers; https:// with mutual TLS", repeatable=True
+    *("--prefill-metrics", "URL", http_url),
+    "the same for prefill servers; https:// with mutual TLS",
+    repeatable=True,
 )
-DECODE_METRICS = Flag(
-    *("--decode-metrics", "URL", http_url), "the same for decode servers", repeatable=True
-)
+DECODE_METRICS = Flag(*("--decode-metrics", "URL", http_url), "the same for decode servers", repeatable=True)
 PREFILL_DEPLOYMENT = Flag(
     *("--prefill-deployment", "NAME", some_text, "Deployment that runs the prefill servers"),
     default_text="none: as many servers as metrics show",

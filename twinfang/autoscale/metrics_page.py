@@ -6,6 +6,7 @@ import asyncio
 import http.client
 import logging
 import socket
+import ssl
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -13,7 +14,6 @@ from urllib.parse import urlsplit
 from prometheus_client.parser import text_string_to_metric_families
 
 from twinfang.autoscale.histogram import Histogram
-from twinfang.autoscale.trust import Trust
 from wire.http.address import host_port
 
 log = logging.getLogger(__name__)
@@ -93,6 +93,15 @@ class Unread:
 
     address: str
     reason: str
+
+
+@dataclass(frozen=True)
+class Trust:
+    """What one kind of processes has to show."""
+
+    context: ssl.SSLContext
+    server_name: str = ""
+    """The name in their certificates. Empty: that of the URL."""
 
 
 class _Connection(http.client.HTTPSConnection):

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import ssl
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from twinfang.autoscale.metrics_page import Trust
 from wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from twinfang.autoscale.settings import AutoscaleConfig
     from wire.tls.identity import Identity
     from wire.tls.peer_names import PeerRole
-
-
-@dataclass(frozen=True)
-class Trust:
-    """What one kind of processes has to show."""
-
-    context: ssl.SSLContext
-    server_name: str = ""
-    """The name in their certificates. Empty: that of the URL."""
 
 
 class Trusts:
@@ -37,8 +27,8 @@ class Trusts:
         servers = (*config.prefill.urls, *config.decode.urls)
         if identity is None and any(url.startswith("https:") for url in servers):
             raise ConfigError(
-                "servers show metrics by https:// to callers with a certificate: give --tls-cert, --tls-key and "
-                "--tls-ca"
+                "servers show metrics by https:// to callers with a certificate: give --tls-cert, --tls-key "
+                "and --tls-ca"
             )
 
     def of_routers(self) -> Trust | None:

@@ -24,7 +24,7 @@ TLS_KEY = Flag(
 )
 TLS_CA = Flag(
     *("--tls-ca", "FILE", existing_file),
-    "authorities whose certificates are accepted from other processes, in PEM; read again whenever it changes",
+    "authorities whose certificates are accepted from other processes, in PEM; read again when it changes",
     default_text="none",
 )
 TLS_NAMES = Flag(
@@ -36,8 +36,8 @@ TLS_FLAGS = (TLS_CERT, TLS_KEY, TLS_CA, TLS_NAMES)
 MUTUAL_TLS = FlagGroup("mutual TLS between processes", TLS_FLAGS)
 TLS = Flag(
     *("--tls", "", yes_or_no),
-    "all processes authenticate each other, and the router speaks HTTPS, with certificates of an authority that "
-    "is made for this run and ends with it",
+    "all processes authenticate each other, and the router speaks HTTPS, with certificates of an authority "
+    "that is made for this run and ends with it",
     default=False,
     default_text="off",
     is_switch=True,
@@ -60,6 +60,8 @@ def identity_files(values: argparse.Namespace) -> IdentityFiles | None:
     if len(lacking) == len(given):
         return None
     if lacking:
-        raise ConfigError(f"mutual TLS needs a certificate, its key and an authority: give {', '.join(lacking)} too")
+        raise ConfigError(
+            f"mutual TLS needs a certificate, its key and an authority: give {', '.join(lacking)} too"
+        )
     os.environ[ONLY_TLS_1_3[0]] = ONLY_TLS_1_3[1]
     return IdentityFiles(values.tls_cert, values.tls_key, values.tls_ca, names)

@@ -55,7 +55,9 @@ def run(values: argparse.Namespace, place: RankPlace) -> None:
     files = identity_files(values)
     identity = None if files is None else _identity(files)
     probes = (
-        probing(values.host, values.probe_port, _probed(ranks), identity) if values.probe_port else nullcontext()
+        probing(values.host, values.probe_port, _probed(ranks), identity)
+        if values.probe_port
+        else nullcontext()
     )
     with probes:
         asyncio.run(_supervise(ranks, identity))

@@ -32,8 +32,8 @@ _CHANNEL_OPTIONS = [
 
 
 async def until_serving(address: str, files: IdentityFiles | None = None) -> None:
-    """Returns once the gRPC health service at ``host:port`` says SERVING. ``files``: how to authenticate; None:
-    the server talks in clear."""
+    """Returns once the gRPC health service at ``host:port`` says SERVING. ``files``: for mutual TLS;
+    None: the server talks in clear."""
     async with _channel(address, files) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         request = health_pb2.HealthCheckRequest()

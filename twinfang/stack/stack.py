@@ -12,9 +12,9 @@ from twinfang.flags import router as router_flags
 from twinfang.flags import table
 from twinfang.flags import tls as tls_flags
 from twinfang.flags.flag import Flag, as_arguments
+from twinfang.own_authority import OwnAuthority
 from twinfang.stack.child import HURRIED_S, ChildSpec
 from twinfang.stack.cores import usable_cores
-from twinfang.stack.own_authority import OwnAuthority
 from twinfang.stack.ports import LOOPBACK, free_ports, require_free
 from twinfang.stack.readiness import until_ready, until_serving
 from wire.errors import ConfigError

@@ -32,5 +32,7 @@ def _filled(context: ssl.SSLContext, pair: KeyPair) -> ssl.SSLContext:
         load(context, pair.private_key + pair.certificates)
         context.load_verify_locations(cadata=pair.authorities.decode())
     except ssl.SSLError as error:
-        raise ConfigError(f"OpenSSL refuses the certificate, its key or the authorities: {error.reason}") from error
+        raise ConfigError(
+            f"OpenSSL refuses the certificate, its key or the authorities: {error.reason}"
+        ) from error
     return context

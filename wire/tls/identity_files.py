@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from wire.tls.key_pair_files import KeyPairFiles
-from wire.tls.peer_names import PeerNames
+from wire.tls.peer_names import ROLE_NAMES, PeerNames
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class IdentityFiles:
     """PEM, not encrypted."""
     authorities: Path
     """PEM: the authorities whose certificates are accepted."""
-    names: PeerNames = PeerNames()
+    names: PeerNames = ROLE_NAMES
 
     def key_pair(self) -> KeyPairFiles:
         return KeyPairFiles(self.certificate, self.private_key, authorities=self.authorities)

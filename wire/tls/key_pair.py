@@ -70,7 +70,8 @@ def _authorities_of(path: Path) -> bytes:
         found = x509.load_pem_x509_certificates(text)
     except ValueError as error:
         raise ConfigError(
-            f"the authorities {path} can't be read: expected PEM, which begins with -----BEGIN CERTIFICATE-----"
+            f"the authorities {path} can't be read: expected PEM, which begins with "
+            "-----BEGIN CERTIFICATE-----"
         ) from error
     return b"".join(one.public_bytes(serialization.Encoding.PEM) for one in found)
 

@@ -14,7 +14,9 @@ PeerRole = Literal["router", "server", "operator"]
 ROLES: tuple[PeerRole, ...] = get_args(PeerRole)
 FIELD = "{role}"
 DEFAULT_PATTERN = f"{FIELD}.twinfang"
-_HOST_NAME = re.compile(r"(?=.{1,253}$)[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?(\.[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)*")
+_HOST_NAME = re.compile(
+    r"(?=.{1,253}$)[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?(\.[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)*"
+)
 
 
 @dataclass(frozen=True)
@@ -27,8 +29,8 @@ class PeerNames:
     def __post_init__(self) -> None:
         if self.pattern.count(FIELD) != 1 or not _HOST_NAME.fullmatch(self.name("server")):
             raise ConfigError(
-                f"`tls_names` {self.pattern!r} is no pattern of names: give a host name in lower case in which "
-                f"{FIELD} stands once, as in {FIELD}.twinfang.example.com"
+                f"`tls_names` {self.pattern!r} is no pattern of names: give a host name in lower case in "
+                f"which {FIELD} stands once, as in {FIELD}.twinfang.example.com"
             )
 
     def name(self, role: PeerRole) -> str:
@@ -38,3 +40,7 @@ class PeerNames:
         """Return the roles that a certificate for ``names`` gives."""
         given = frozenset(names)
         return tuple(role for role in ROLES if self.name(role) in given)
+
+
+ROLE_NAMES = PeerNames()
+"""Of the default pattern."""

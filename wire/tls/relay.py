@@ -80,8 +80,8 @@ def _address_of(connection: socket.socket) -> str:
 
 
 class _Relay:
-    """Carries bytes between a TLS connection and a socket pair, until one of the two closes. OpenSSL allows one
-    thread to use a connection, and the pair's users are several."""
+    """Carries bytes between a TLS connection and a socket pair, until one of the two closes. OpenSSL allows
+    one thread to use a connection, and the pair's users are several."""
 
     def __init__(self, far: ssl.SSLSocket, near: socket.socket) -> None:
         self._far, self._near = far, near

@@ -9,8 +9,8 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 
-from wire.codec import PROTOCOL_VERSION
 from wire.channels import Channels
+from wire.codec import PROTOCOL_VERSION
 from wire.errors import ConfigError, DeadlineError, ProtocolVersionError, TwinfangError
 from wire.health import watch_health
 from wire.messages.generation import Describe, GetStats, ServerInfo, ServerStats

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import socket
 import ssl
 import subprocess
 import sys
@@ -47,13 +48,10 @@ def version_refused(port, files, version):
     context.load_cert_chain(files.certificate, files.private_key)
     context.set_alpn_protocols(["h2"])
     try:
-        with httpx.Client(verify=context, http2=False) as client:
-            client.get(f"https://{LOOPBACK}:{port}/")
-    except httpx.ConnectError as error:
-        return "SSL" in str(error) or "EOF" in str(error)
-    except httpx.HTTPError:
-        return False
-    return False
+        with socket.create_connection((LOOPBACK, port)) as plain, context.wrap_socket(plain):
+            return False
+    except OSError:
+        return True
 
 
 async def test_a_stack_with_tls_answers_the_same_and_shows_nothing(stacks):
@@ -102,6 +100,8 @@ def check_drain(server, authority):
     refused = subprocess.run(
         [*command, *authority.arguments("server")], capture_output=True, text=True, check=False
     )
-    assert refused.returncode == 2 and "a operator's" not in refused.stderr, refused.stderr
+    assert refused.returncode == 2, refused.stderr
+    assert "that of a operator has to have 'operator.twinfang'" in refused.stderr
     clear = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert clear.returncode == 1 and clear.stderr.count("\n") == 1, clear.stderr
+    assert clear.returncode == 1, clear.stderr
+    assert clear.stderr.count("\n") == 1, clear.stderr

@@ -102,7 +102,7 @@ def test_with_tls_a_host_has_to_be_known(callers, tmp_path, is_known):
     links = NodeLinks(Nodes(0, 2, place), 2)
     calling = callers.submit(call_rank_0, Nodes(1, 2, theirs), 1, 2)
     if not is_known:
-        with pytest.raises(DeadlineError, match="host 0 was found at `nodes.store` .* could not be reached"):
+        with pytest.raises(DeadlineError, match=r"`nodes.store` .* is not answered|could not be reached"):
             calling.result(SOON_S)
         return
     ((rank, ours),) = links.accept()

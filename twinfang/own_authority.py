@@ -24,8 +24,8 @@ EARLY = datetime.timedelta(minutes=5)
 
 @dataclass(frozen=True)
 class OwnAuthority:
-    """A folder with the authority's certificate and, for each role, a certificate and its key. Nobody else may
-    read it. The authority's own key is forgotten, so that no further certificate can be made."""
+    """A folder with the authority's certificate and, for each role, a certificate and its key. Only this
+    user may read it. The authority's own key is forgotten, so that no further certificate can be made."""
 
     folder: Path
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from testing.deploy.helm import Manifest, Parse, Refusal, container_of, render
+from testing.deploy.helm import Manifest, Refusal, render
 
 CERT_MANAGER: Manifest = {
     "tls": {"enabled": True, "issuerRef": {"name": "twinfang", "kind": "Issuer"}},
@@ -18,7 +18,7 @@ NAMES = "{role}.llm.example.com"
 GIVEN: Manifest = CERT_MANAGER | {"tls": {"enabled": True, "secrets": SECRETS, "names": NAMES}}
 
 
-def of_kind(manifests: list[Manifest], kind: str) -> list[Manifest]:
+def manifests_of(manifests: list[Manifest], kind: str) -> list[Manifest]:
     return [one for one in manifests if one["kind"] == kind]
 
 
@@ -32,28 +32,30 @@ def secure(request: pytest.FixtureRequest) -> list[Manifest]:
 
 
 def test_cert_manager_makes_a_certificate_for_each_role() -> None:
-    certificates = of_kind(render(CERT_MANAGER), "Certificate")
+    certificates = manifests_of(render(CERT_MANAGER), "Certificate")
     names = [one["spec"]["dnsNames"][0] for one in certificates]
     assert len({name.partition(".")[2] for name in names}) == 1
     assert [name.partition(".")[0] for name in names] == ["router", "server", "operator"]
     assert all({"server auth", "client auth"} <= set(one["spec"]["usages"]) for one in certificates)
-    assert of_kind(render(GIVEN), "Certificate") == []
+    assert manifests_of(render(GIVEN), "Certificate") == []
 
 
-def test_every_process_shows_a_certificate_from_a_mounted_secret(secure: list[Manifest], parse: Parse) -> None:
+def test_every_process_shows_a_certificate_from_a_mounted_secret(secure: list[Manifest]) -> None:
     names = set()
-    for deployment in of_kind(secure, "Deployment"):
+    for deployment in manifests_of(secure, "Deployment"):
         (container, *_), pod = pod_of(deployment)["containers"], pod_of(deployment)
         mounts = {one["mountPath"]: one["name"] for one in container["volumeMounts"]}
         volumes = {one["name"]: one.get("secret", {}).get("secretName") for one in pod["volumes"]}
-        files = dict(one.split("=") for one in container["args"] if one.startswith("--tls-c") or "--tls-k" in one)
+        files = dict(
+            one.split("=") for one in container["args"] if one.startswith("--tls-c") or "--tls-k" in one
+        )
         role = {"router": "router", "autoscale": "operator"}.get(container["name"], "server")
         assert files.keys() == {"--tls-cert", "--tls-key", "--tls-ca"}
         for path in files.values():
             folder = path.rpartition("/")[0]
             assert folder.endswith(f"tls-{role}")
             assert role in volumes[mounts[folder]]
-        names.add(parse(container["args"]).tls_names)
+        names |= {one for one in container["args"] if one.startswith("--tls-names=")}
         for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
             if probe in container:
                 assert container[probe]["httpGet"]["scheme"] == "HTTPS", (container["name"], probe)
@@ -65,15 +67,18 @@ def test_every_process_shows_a_certificate_from_a_mounted_secret(secure: list[Ma
 
 
 def test_metrics_are_read_with_the_operators_certificate(secure: list[Manifest]) -> None:
-    for monitor in of_kind(secure, "ServiceMonitor"):
+    for monitor in manifests_of(secure, "ServiceMonitor"):
         for endpoint in monitor["spec"]["endpoints"]:
             assert endpoint["scheme"] == "https"
             role = "router" if monitor["metadata"]["name"].endswith("router") else "server"
             assert endpoint["tlsConfig"]["serverName"].startswith(f"{role}.")
             assert role == "router" or "operator" in endpoint["tlsConfig"]["keySecret"]["name"]
-    (planner,) = [one for one in of_kind(secure, "Deployment") if one["metadata"]["name"].endswith("autoscale")]
+    (planner,) = [
+        one for one in manifests_of(secure, "Deployment") if one["metadata"]["name"].endswith("autoscale")
+    ]
     urls = [one for one in pod_of(planner)["containers"][0]["args"] if "-metrics=" in one]
-    assert len(urls) >= 3 and all("=https://" in one for one in urls)
+    assert len(urls) >= 3
+    assert all("=https://" in one for one in urls)
 
 
 def test_without_it_nothing_is_mounted_and_nothing_is_said() -> None:
