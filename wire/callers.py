@@ -8,6 +8,7 @@ is no longer trusted are ended.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 import threading
@@ -50,8 +51,15 @@ HANDSHAKE_S = 5.0
 @dataclass(frozen=True, eq=False)
 class _Call:
     task: asyncio.Task[Any]
+    context: Any
     certificate: PeerCertificate
     peer: str
+
+    async def end(self, problem: str) -> None:
+        """End the call with ``problem``. A cancelled task alone would leave its caller waiting."""
+        with contextlib.suppress(grpc.aio.AbortError, grpc.aio.UsageError):  # the second: it has ended
+            await self.context.abort(grpc.StatusCode.PERMISSION_DENIED, problem)
+        self.task.cancel()
 
 
 class Callers:
@@ -63,6 +71,7 @@ class Callers:
         self._authorities = b""
         self._certificates: OrderedDict[bytes, PeerCertificate] = OrderedDict()
         self._calls: set[_Call] = set()
+        self._endings: set[asyncio.Future[None]] = set()
         self._connections = _Connections()
         identity.on_change(self._trust)
 
@@ -144,7 +153,7 @@ class Callers:
     def _note(self, certificate: PeerCertificate, peer: str, context: Any) -> None:
         task = asyncio.current_task()
         assert task is not None
-        call = _Call(task, certificate, peer)
+        call = _Call(task, context, certificate, peer)
         self._calls.add(call)
         task.add_done_callback(lambda _: self._calls.discard(call))
 
@@ -156,7 +165,9 @@ class Callers:
             problem = call.certificate.problem(self._authorities, time.time())
             if problem is not None:
                 log.warning("a call from %s is ended: %s", call.peer, problem)
-                call.task.cancel()
+                ending = asyncio.ensure_future(call.end(problem))
+                self._endings.add(ending)
+                ending.add_done_callback(self._endings.discard)
 
 
 class _Guarded(functools.partial[Any]):

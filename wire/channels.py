@@ -41,7 +41,7 @@ def channels_of(identity: Identity | None) -> Channels:
     return open_channel if identity is None else TlsChannels(identity)
 
 
-class TlsChannel(grpc.aio.Channel):
+class TlsChannel(grpc.aio.Channel):  # type: ignore[misc]
     """A channel whose new calls use the newest certificate.
 
     gRPC's own channel keeps its certificate for life. So a new certificate makes a new channel, and the old

@@ -69,8 +69,8 @@ class GrpcServer:
 
     def _listen(self, address: str) -> int:
         if self._callers is None:
-            return self._server.add_insecure_port(address)
-        return self._server.add_secure_port(address, self._callers.credentials())
+            return int(self._server.add_insecure_port(address))
+        return int(self._server.add_secure_port(address, self._callers.credentials()))
 
     def add_service(self, name: str, handlers: dict[str, grpc.RpcMethodHandler[Any, Any]]) -> None:
         if self._callers is not None:
