@@ -11,6 +11,7 @@ import sys
 import httpx
 import psutil
 
+from testing.conditions import until
 from testing.fleets.capture import capturing
 from testing.fleets.clients import all_at_once
 from testing.fleets.stack import running_stack
@@ -64,11 +65,13 @@ async def test_a_stack_with_tls_answers_the_same_and_shows_nothing(stacks):
         assert found == expected
         assert stack.stats()["decode-0"].transfer_bytes > 0
         ours, others = ports_of(stack)
-        mine, nixl = capture.to_ports(ours), capture.to_ports(others)
         router = int(stack.url.rpartition(":")[2])
         servers = [one for one in stack.processes().values() if one.name != "router"]
         ports = {int(one.address.rpartition(":")[2]) for one in servers}
-        assert {ends[1] for ends in mine} >= ports | {router}, "every hop was seen"
+        await until(
+            lambda: {ends[1] for ends in capture.to_ports(ours)} >= ports | {router}, "every hop was seen"
+        )
+        mine, nixl = capture.to_ports(ours), capture.to_ports(others)
         assert [ends for ends, one in mine.items() if not one.is_tls] == []
         for ends, one in (mine | nixl).items():
             assert not [text for text in (secret.encode(), *SECRETS) if one.has(text)], ends
