@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import socket
 import ssl
 import subprocess
 import sys
+from contextlib import ExitStack
 
 import httpx
 import psutil
+import pytest
 
-from testing.conditions import until
+from testing.conditions import until, wait_until
 from testing.fleets.capture import capturing
 from testing.fleets.clients import all_at_once
+from testing.fleets.fleet import START_DEADLINE_S, Process
 from testing.fleets.stack import running_stack
-from twinfang.stack.ports import LOOPBACK
+from twinfang.own_authority import OwnAuthority
+from twinfang.stack.ports import LOOPBACK, free_ports
 
 SECRETS = (b"PrefillRequest", b"Submit", b"StepNews", b"HandshakeRe", b"ServerInfo", b"Hello", b"twinfang/")
 """Names in our messages, and the prefix of keys in a group's store."""
@@ -108,3 +113,80 @@ def check_drain(server, authority):
     clear = subprocess.run(command, capture_output=True, text=True, check=False)
     assert clear.returncode == 1, clear.stderr
     assert clear.stderr.count("\n") == 1, clear.stderr
+
+
+@pytest.mark.exhaustive
+def test_ranks_on_two_hosts_meet_and_talk_by_tls(tmp_path):
+    """Only gloo's tensors are in clear, as the documentation says."""
+    authority = OwnAuthority.make(LOOPBACK)
+    store, first, second, router = free_ports(4)
+    spread = ("--tensor-parallel", "2", "--nnodes", "2", "--dist-init-addr", f"{LOOPBACK}:{store}")
+    own = ("--role", "both", "--metrics-port", "off", "--threads", "1", *authority.arguments("server"))
+    with capturing() as capture, ExitStack() as exits:
+        lifeline = os.pipe()
+        exits.callback(os.close, lifeline[0])
+        exits.callback(os.close, lifeline[1])
+        exits.callback(authority.remove)
+        processes = [
+            Process(
+                "host-0", ("decode", *spread, "--node-rank", "0", "--port", str(first), *own), first, tmp_path
+            ),
+            Process(
+                "host-1",
+                ("decode", *spread, "--node-rank", "1", "--port", str(second), *own),
+                second,
+                tmp_path,
+            ),
+            Process(
+                "router",
+                (
+                    "router",
+                    "--decode",
+                    f"{LOOPBACK}:{first}",
+                    "--port",
+                    str(router),
+                    *authority.arguments("router"),
+                ),
+                router,
+                tmp_path,
+            ),
+        ]
+        for process in processes:
+            process.start(lifeline[0])
+            exits.callback(process.kill)
+        trust = ssl.create_default_context(cafile=str(authority.ca))
+        url = f"https://{LOOPBACK}:{router}"
+        wait_until(lambda: is_ready(url, trust, processes), "the router is ready", START_DEADLINE_S)
+        secret = secrets.token_hex(8)
+        answer = httpx.post(f"{url}/v1/completions", json=bodies(secret)[0], verify=trust, timeout=60)
+        assert answer.status_code == 200
+        mine = ports_in_use(processes)
+        wait_until(lambda: router in {ends[1] for ends in capture.connections}, "the capture has come so far")
+        seen = {ends: one for ends, one in capture.connections.copy().items() if set(ends) & mine}
+        assert [
+            ends for ends, one in seen.items() if ends[1] in (store, first, router) and not one.is_tls
+        ] == []
+        links = {ends for ends, one in seen.items() if one.is_tls and ends[1] not in (store, first, router)}
+        assert len(links) >= 2, "rank 0's link to rank 1, and the mesh"
+        needles = (secret.encode(), *SECRETS, b"tensor-parallel rank")
+        for ends, one in seen.items():
+            assert not [text for text in needles if one.has(text)], ends
+
+
+def is_ready(url, trust, processes):
+    for process in processes:
+        assert process.is_alive, process.log[-2000:]
+    try:
+        return httpx.get(f"{url}/readyz", verify=trust).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def ports_in_use(processes):
+    """All local ports of the processes and of those that they have started."""
+    found = set()
+    for process in processes:
+        root = psutil.Process(process.handle.pid)
+        for one in (root, *root.children(recursive=True)):
+            found |= {connection.laddr.port for connection in one.net_connections("tcp")}
+    return found
