@@ -64,6 +64,8 @@ def _prepare_stack(values: argparse.Namespace, roles: Mapping[str, int]) -> Call
     from twinfang.forking.client import ForkServer
     from twinfang.stack.cores import may_use_gpu
 
+    if values.tls:
+        tls.speak_only_tls_1_3()  # before the fork server, which its forks have gRPC's settings from
     forks = None if may_use_gpu(values.device) else ForkServer.start(FORK_SERVER)
     if values.load_format == "auto":
         read_ahead(values.model)

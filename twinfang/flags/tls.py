@@ -43,10 +43,16 @@ TLS = Flag(
     is_switch=True,
 )
 
-ONLY_TLS_1_3 = ("GRPC_SSL_CIPHER_SUITES", "ECDHE-PSK-CHACHA20-POLY1305")
-"""gRPC has no option for the version, and always offers the ciphers of TLS 1.3. This setting is the list of
-ciphers for TLS 1.2. The only one in it needs a key that both sides know, and there is none: so TLS 1.2 finds
-no cipher. gRPC reads the environment when it is first used."""
+
+def speak_only_tls_1_3() -> None:
+    """Makes gRPC refuse older versions, in this process and in those that it starts. gRPC must not have been
+    used before.
+
+    It has no option for the version, and always offers the ciphers of TLS 1.3. The variable is the list of
+    ciphers for TLS 1.2. The only one in it needs a key that both sides know, and there is none: so TLS 1.2
+    finds no cipher.
+    """
+    os.environ["GRPC_SSL_CIPHER_SUITES"] = "ECDHE-PSK-CHACHA20-POLY1305"
 
 
 def identity_files(values: argparse.Namespace) -> IdentityFiles | None:
@@ -63,5 +69,5 @@ def identity_files(values: argparse.Namespace) -> IdentityFiles | None:
         raise ConfigError(
             f"mutual TLS needs a certificate, its key and an authority: give {', '.join(lacking)} too"
         )
-    os.environ[ONLY_TLS_1_3[0]] = ONLY_TLS_1_3[1]
+    speak_only_tls_1_3()
     return IdentityFiles(values.tls_cert, values.tls_key, values.tls_ca, names)
