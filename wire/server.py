@@ -112,6 +112,7 @@ class GrpcServer:
         """Answers calls from now on and reports itself as serving."""
         if self.identity is not None:
             self._watching = asyncio.create_task(self._watch(self.identity))
+            self._watching.add_done_callback(self._watch_ended)
         await self._server.start()
         await self.health.set("serving")
 
@@ -123,6 +124,10 @@ class GrpcServer:
                 await asyncio.sleep(CALLERS_INTERVAL_S)
                 assert self._callers is not None
                 self._callers.tell_refused()
+
+    def _watch_ended(self, watching: asyncio.Task[None]) -> None:
+        if not watching.cancelled() and (error := watching.exception()) is not None:
+            self.fail(error)
 
     def stop(self) -> None:
         """Ends the process as SIGTERM does. May be called from any thread."""
