@@ -69,7 +69,7 @@ class GroupStore:
         identity = self.own_identity()
         if identity is None:
             return TCPStore(host, port, is_master=opens, timeout=timeout, wait_for_workers=False)
-        if not self.is_own:
+        if self.life:
             raise ConfigError(
                 f"`{self.setting}` {self.address} is a launcher's store, which has no TLS: give another "
                 "address, at which rank 0 then opens a store of its own"
