@@ -19,6 +19,7 @@ from wire.errors import ConfigError
 from wire.messages.generation import DrainNews, ServerInfo, SetDraining
 from wire.messages.prefixes import PrefixNews
 from wire.server import GrpcServer
+from wire.tls.identity_files import IdentityFiles
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +43,8 @@ class EngineServerConfig:
     """Base URL of the collector that gets the traces. Empty: the OTEL_* variables decide, if set."""
     advertise_host: str | None = None
     """Host at which other servers reach this one. None: ``host``."""
+    identity: IdentityFiles | None = None
+    """Files for mutual TLS with routers and other servers. None: all talk in clear."""
     transfer_deadline_s: float = 30.0
     """If none of a transfer's reads ends for this long, the transfer is given up and its destination is
     quarantined."""

@@ -28,6 +28,7 @@ from kv_transfer.reads.part_plan import Destination, PartPlan
 from kv_transfer.reads.peers import Peers
 from kv_transfer.reads.sink import TransferSink
 from kv_transfer.reads.transfer import TransferListener, TransferResult
+from wire.channels import channels_of
 from wire.errors import CancelledRequestError
 from wire.http.address import host_port
 from wire.messages.generation import RequestOutput, ServerStats
@@ -93,7 +94,12 @@ class StateExchange(TransferListener, SourceListener):
         self._failures = FailureCounts()
         # All reasons are keys from the start, so that the size never changes while another thread copies it.
         self._leases_ended: dict[str, int] = {"done": 0, "ended": 0, "expired": 0}
-        self.peers = Peers(self._sink, self._failures, timeout_s=config.handshake_timeout_s)
+        self.peers = Peers(
+            self._sink,
+            self._failures,
+            timeout_s=config.handshake_timeout_s,
+            channels=channels_of(server.identity),
+        )
         """The servers that this one reads from. Used only on the event loop."""
         self._keeper = LeaseRenewer(self.peers)
         self._followers = Followers(self.peers, self._followed)

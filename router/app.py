@@ -17,6 +17,7 @@ from router.access.audited import note_refusal
 from router.access.authentication import Authentication
 from router.access.credentials import Credentials
 from router.access.cross_site import HostCheck, OriginCheck
+from router.access.own_ports import OwnPorts
 from router.admin.api import add_admin_api, add_process_api
 from router.admin.changes import Changes
 from router.admin.ledger import Ledger
@@ -60,7 +61,9 @@ from router.serving.dispatch import RETRIED
 from router.serving.inbox import Backlog
 from router.serving.services import Services
 from router.serving.slice_lane import SliceLane
+from telemetry.identity_expiry import IdentityExpiry
 from telemetry.loop_lag import LoopLag
+from wire.channels import channels_of
 from wire.errors import TwinfangError
 from wire.http.cross_site import AllowedHosts
 
@@ -109,6 +112,7 @@ def create_app(config: RouterConfig, *, on_fatal: OnFatal = end_process) -> Fast
     app.state.response_turns = StoreTurns()
     certificate = resources.files.certificate
     app.state.tls = None if certificate is None else certificate.context
+    app.state.own_ports = OwnPorts.of(resources.files.identity)
     app.entrance = _entrance(app, resources)
     return app
 
@@ -117,7 +121,8 @@ def create_app(config: RouterConfig, *, on_fatal: OnFatal = end_process) -> Fast
 async def _serving(app: FastAPI, *, resources: Resources, on_fatal: OnFatal) -> AsyncIterator[None]:
     """Run the application's services on the current event loop, which owns the gRPC channels."""
     config = resources.files.config
-    pool = ServerPool(config)
+    identity = resources.files.identity
+    pool = ServerPool(config, channels_of(identity))
     models = [
         _served(name, folder, pool.models[name], config, resources.drain)
         for name, folder in resources.files.model_folders.items()
@@ -154,7 +159,7 @@ async def _serving(app: FastAPI, *, resources: Resources, on_fatal: OnFatal) -> 
     )
     services.metrics.registry.register(services.lag)
     services.metrics.registry.register(app.state.refusals)
-    siblings = _siblings(config, resources.files.credentials)
+    siblings = _siblings(config, resources.files.credentials, app.state.own_ports)
     ledger = Ledger(services.process)
     changes = app.state.changes = Changes(
         pool, membership, settings, resources.files.state_file, ledger, siblings
@@ -193,6 +198,9 @@ async def _serving(app: FastAPI, *, resources: Resources, on_fatal: OnFatal) -> 
     if files.certificate is not None:
         services.metrics.registry.register(files.certificate)
         watching.append(start_background(files.certificate.watch(), "watch of the certificate", on_fatal))
+    if identity is not None:
+        services.metrics.registry.register(IdentityExpiry(identity))
+        watching.append(start_background(identity.watch(), "watch of the identity", on_fatal))
     try:
         yield
     finally:
@@ -217,7 +225,7 @@ def _note_unauthorized(app: RouterApp, audit: Audit, scope: Scope, error: Twinfa
     note_refusal(audit, scope, error)
 
 
-def _siblings(config: RouterConfig, credentials: Credentials) -> Siblings | None:
+def _siblings(config: RouterConfig, credentials: Credentials, own_ports: OwnPorts) -> Siblings | None:
     """Return the way to the other processes on this port; None if there are none, or there is no admin API
     that could ask them. Only then is an HTTP client imported."""
     place = config.place
@@ -225,7 +233,7 @@ def _siblings(config: RouterConfig, credentials: Credentials) -> Siblings | None
         return None
     from router.admin.processes.channel import Siblings
 
-    return Siblings(place)
+    return Siblings(place, own_ports)
 
 
 def _served(

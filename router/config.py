@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from router.policies.policy_names import PolicyName
 from wire.errors import ConfigError, InvalidRequestError
+from wire.tls.identity_files import IdentityFiles
 from wire.tls.key_pair_files import KeyPairFiles
 
 ToolParserName = Literal[
@@ -211,6 +212,8 @@ class RouterConfig:
     port: int = 8000
     certificate: KeyPairFiles | None = None
     """The certificate for HTTPS. None: the router speaks HTTP."""
+    identity: IdentityFiles | None = None
+    """Files for mutual TLS with servers. None: the router talks to them in clear."""
     max_body_bytes: int = 8 << 20
     max_header_bytes: int = 32 << 10
     """The limit of a request's URL and headers together."""

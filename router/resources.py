@@ -17,11 +17,12 @@ from router.http.drain import Drain
 from telemetry.tracing import start_tracing
 
 if TYPE_CHECKING:
-    from router.access.bearer_tokens import BearerTokens
     from router.access.certificate import Certificate
-    from router.access.issuer_keys import IssuerKeys
+    from router.access.tokens.bearer_tokens import BearerTokens
+    from router.access.tokens.issuer_keys import IssuerKeys
     from router.kubernetes.pod_watch import PodWatch
     from telemetry.otel import Tracing
+    from wire.tls.identity import Identity
 
 
 from collections.abc import Mapping
@@ -58,6 +59,7 @@ class Files:
     response_store: ResponseStore
     certificate: Certificate | None
     audit_file: ChainFile | None
+    identity: Identity | None
 
     @classmethod
     def read(cls, config: RouterConfig) -> Files:
@@ -78,6 +80,7 @@ class Files:
         check_store(config.limit_store)
         certificate = _certificate(config)
         store = _response_store(config)
+        identity = _identity(config)
         return cls(
             saved.applied_to(config),
             key_file,
@@ -89,6 +92,7 @@ class Files:
             store,
             certificate,
             None if config.audit_log is None else ChainFile(config.audit_log),
+            identity,
         )
 
     def close(self) -> None:
@@ -132,8 +136,8 @@ class Resources:
 def _bearer_tokens(issuer: TokenIssuer) -> BearerTokens:
     """Return the check of an issuer's tokens. Its library is imported only here. Raises
     :class:`ConfigError`."""
-    from router.access.bearer_tokens import BearerTokens
-    from router.access.issuer_keys import IssuerKeys
+    from router.access.tokens.bearer_tokens import BearerTokens
+    from router.access.tokens.issuer_keys import IssuerKeys
 
     return BearerTokens(issuer, IssuerKeys.of(issuer))
 
@@ -146,6 +150,15 @@ def _certificate(config: RouterConfig) -> Certificate | None:
     from router.access.certificate import Certificate
 
     return Certificate(config.certificate)
+
+
+def _identity(config: RouterConfig) -> Identity | None:
+    """Return the identity for mutual TLS with servers. Raises :class:`ConfigError`."""
+    if config.identity is None:
+        return None
+    from wire.tls.identity import Identity
+
+    return Identity(config.identity, "router")
 
 
 def _response_store(config: RouterConfig) -> ResponseStore:

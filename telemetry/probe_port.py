@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
@@ -20,11 +21,17 @@ from wire.errors import ConfigError
 from wire.http.cross_site import AllowedHosts, is_of_another_site
 from wire.repeated_lines import RepeatedLines
 
+if TYPE_CHECKING:
+    from wire.tls.identity import Identity
+
 log = logging.getLogger(__name__)
 lines = RepeatedLines(log)
 
 CLIENT_TIMEOUT_S = 5.0
 """A client that sends or takes nothing for this long is disconnected."""
+
+_CERTIFICATE = "twinfang.certificate"
+"""In WSGI's environ: the caller's certificate, or None."""
 
 StartResponse = Callable[..., Any]
 
@@ -42,7 +49,10 @@ class ProbePort:
         *,
         hang: Callable[[], str | None] = lambda: None,
         flag: str = "--metrics-port",
+        identity: Identity | None = None,
     ) -> None:
+        """``identity``: speak HTTPS, and show metrics only to callers with a certificate of Twinfang's. A
+        kubelet has none; the probes tell nothing else than health."""
         self._metrics = make_wsgi_app(registry)
         self._allowed_hosts = AllowedHosts.of(host)
         self._not_ready = not_ready
@@ -55,6 +65,18 @@ class ProbePort:
                 f"choose another {flag}, or 0 for none"
             ) from error
         self.port = self._server.server_port
+        self.scheme = "http"
+        self._is_mutual = identity is not None
+        if identity is not None:
+            self.scheme = "https"
+            # Its library takes a while to import, which a process without TLS is spared.
+            from wire.tls.server_context import ServerContext
+
+            context = ServerContext(asks_callers=True)
+            identity.on_change(context.use)
+            self._server.socket = context.ssl.wrap_socket(
+                self._server.socket, server_side=True, do_handshake_on_connect=False
+            )
         self._thread = threading.Thread(target=self._server.serve_forever, name="probes")
         self._thread.start()
 
@@ -103,6 +125,12 @@ class ProbePort:
     def _get(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         path = environ["PATH_INFO"]
         if path == "/metrics":
+            if self._is_mutual and environ[_CERTIFICATE] is None:
+                return _say(
+                    start_response,
+                    "403 Forbidden",
+                    "metrics are for callers with a certificate of an authority in --tls-ca: send one",
+                )
             page: Iterable[bytes] = self._metrics(environ, start_response)
             return page
         if path == "/healthz":
@@ -123,6 +151,12 @@ def _say(start_response: StartResponse, status: str, text: str) -> Iterable[byte
 
 class _Handler(WSGIRequestHandler):
     timeout = CLIENT_TIMEOUT_S
+
+    def get_environ(self) -> dict[str, Any]:
+        environ = super().get_environ()
+        is_tls = isinstance(self.connection, ssl.SSLSocket)
+        environ[_CERTIFICATE] = self.connection.getpeercert() or None if is_tls else None
+        return environ
 
     def log_message(self, format: str, *args: Any) -> None:
         log.debug(format, *args)

@@ -25,6 +25,8 @@ from wire.server import GrpcServer
 
 if TYPE_CHECKING:
     from telemetry.otel import Tracing
+    from wire.tls.identity import Identity
+    from wire.tls.identity_files import IdentityFiles
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +45,8 @@ class ServerConfig(Protocol):
     def metrics_port(self) -> int | None: ...
     @property
     def vllm_metrics(self) -> bool: ...
+    @property
+    def identity(self) -> IdentityFiles | None: ...
     @property
     def otlp_endpoint(self) -> str: ...
 
@@ -89,7 +93,8 @@ def _interrupt(_signum: int, _frame: object) -> None:
 async def _serve(config: ServerConfig, role: str, make_service: MakeService) -> None:
     start_up = StartUp.of_process()
     start_up.ended("imports")
-    server = GrpcServer(config.host, config.port)
+    identity = _identity(config.identity)
+    server = GrpcServer(config.host, config.port, identity)
     incarnation = secrets.token_hex(8)
     telemetry = ServerTelemetry(
         server,
@@ -97,6 +102,7 @@ async def _serve(config: ServerConfig, role: str, make_service: MakeService) -> 
         port=config.port,
         metrics_port=config.metrics_port,
         vllm_metrics=config.vllm_metrics,
+        identity=identity,
     )
     try:
         endpoint = config.otlp_endpoint
@@ -124,3 +130,13 @@ async def _serve(config: ServerConfig, role: str, make_service: MakeService) -> 
         leave_at_once(DEVICE_FAULT_EXIT_CODE)
     finally:
         await telemetry.close()
+
+
+def _identity(files: IdentityFiles | None) -> Identity | None:
+    """Return the identity for mutual TLS. Its library takes a while to import, which a server without TLS is
+    spared. Raises :class:`ConfigError`."""
+    if files is None:
+        return None
+    from wire.tls.identity import Identity
+
+    return Identity(files, "server")

@@ -7,7 +7,7 @@ import importlib.metadata
 import logging
 import time
 from collections.abc import Callable, Coroutine, Iterator
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import GaugeMetricFamily
@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 
 from telemetry.engine_metrics import Measures
 from telemetry.families.vllm import VllmMetrics
+from telemetry.identity_expiry import IdentityExpiry
 from telemetry.loop_lag import LoopLag
 from telemetry.probe_port import ProbePort
 from telemetry.server_metrics import ServerFigures, StatsThen
@@ -25,6 +26,9 @@ from wire.health import ServerState
 from wire.http.address import host_port
 from wire.messages.generation import ServerInfo, ServerStats
 from wire.server import GrpcServer
+
+if TYPE_CHECKING:
+    from wire.tls.identity import Identity
 
 log = logging.getLogger(__name__)
 
@@ -50,11 +54,14 @@ class ServerTelemetry:
         port: int,
         metrics_port: int | None,
         vllm_metrics: bool = False,
+        identity: Identity | None = None,
     ) -> None:
         self._vllm_metrics = vllm_metrics
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
         self._registry.register(_State(server))
+        if identity is not None:
+            self._registry.register(IdentityExpiry(identity))
         self._server = server
         self._port: ProbePort | None = None
         self._lag: LoopLag | None = None
@@ -63,8 +70,12 @@ class ServerTelemetry:
         """None until :meth:`show`."""
         if metrics_port != 0:
             wanted = metrics_port or _derived(port)
-            self._port = ProbePort(host, wanted, self._registry, self._not_ready, hang=self._hang)
-            log.info("metrics and probes on http://%s/metrics", host_port(host, self._port.port))
+            self._port = ProbePort(
+                host, wanted, self._registry, self._not_ready, hang=self._hang, identity=identity
+            )
+            log.info(
+                "metrics and probes on %s://%s/metrics", self._port.scheme, host_port(host, self._port.port)
+            )
 
     def show(
         self,

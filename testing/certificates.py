@@ -8,7 +8,9 @@ from pathlib import Path
 
 import trustme
 
+from wire.tls.identity_files import IdentityFiles
 from wire.tls.key_pair_files import KeyPairFiles
+from wire.tls.peer_names import PeerNames, PeerRole
 
 NAMES = ("localhost", "127.0.0.1", "::1")
 
@@ -39,6 +41,26 @@ class Authority:
             unfinished.write_bytes(content)
             unfinished.replace(path)
         return files
+
+    def identity(
+        self,
+        folder: Path,
+        role: PeerRole,
+        *,
+        name: str | None = None,
+        trusts: Authority | None = None,
+        expires: datetime.datetime | None = None,
+    ) -> IdentityFiles:
+        """Write what a process of ``role`` shows to others, into a folder below ``folder``, over what an
+        earlier call wrote. ``name`` instead of the role's; ``trusts``: the authority that it accepts, if not
+        this one."""
+        names = PeerNames()
+        place = folder / role
+        place.mkdir(exist_ok=True)
+        (place / "ca.pem").unlink(missing_ok=True)
+        root = (trusts or self).write_root(place)
+        pair = self.write(place, name or names.name(role), expires=expires)
+        return IdentityFiles(pair.certificate, pair.private_key, root, names)
 
     def client(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from twinfang.commands.table import COMMANDS, Command
+from twinfang.commands.command import Command
+from twinfang.commands.table import COMMANDS
 from twinfang.flags.flag import add_flags, resolve
 
 BY_NAME = {command.name: command for command in COMMANDS}

@@ -25,8 +25,9 @@ from typing import NoReturn
 from telemetry.process_end import FAULT_EXIT_CODE
 from twinfang.batch.unfinished import UNFINISHED_EXIT_CODE, UnfinishedError
 from twinfang.collector import collector_paused
+from twinfang.commands.command import Command
 from twinfang.commands.spelling import with_flags
-from twinfang.commands.table import COMMANDS, Command
+from twinfang.commands.table import COMMANDS
 from twinfang.flags.flag import Flag, add_flags, resolve
 from twinfang.lifeline import watch_lifeline
 from twinfang.logs import configure_logs

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 from urllib.parse import unquote
 
 import grpc
@@ -258,6 +258,14 @@ def service(
     return grpc.method_handlers_generic_handler(name, handlers)
 
 
+@runtime_checkable
+class Advising(Protocol):
+    """A channel that knows why it may not reach its server."""
+
+    def advice(self, details: str) -> str:
+        """Return the end of a message about a call that failed with gRPC's ``details``; may be empty."""
+
+
 def open_channel(address: str) -> grpc.aio.Channel:
     """Returns a channel to ``host:port``. It connects on first use, and again after a failure."""
     return grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)
@@ -273,7 +281,7 @@ async def call(channel: grpc.aio.Channel, method: Method, request: Any, *, timeo
     try:
         data = await stub(encode(request), timeout=timeout_s)
     except grpc.aio.AioRpcError as error:
-        raise _fault_of(method, error, timeout_s) from error
+        raise _fault_of(method, error, timeout_s, channel) from error
     return _reply_in(data, method.reply)
 
 
@@ -289,17 +297,21 @@ async def call_for_replies(
         while (data := await replies.read()) is not grpc.aio.EOF:
             yield await read_long(lambda data: _reply_in(data, *method.replies), data)
     except grpc.aio.AioRpcError as error:
-        raise _fault_of(method, error, timeout_s) from error
+        raise _fault_of(method, error, timeout_s, channel) from error
     finally:
         replies.cancel()
 
 
 def _fault_of(
-    method: Method | StreamMethod, error: grpc.aio.AioRpcError, timeout_s: float | None
+    method: Method | StreamMethod,
+    error: grpc.aio.AioRpcError,
+    timeout_s: float | None,
+    channel: grpc.aio.Channel,
 ) -> TwinfangError:
     if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
         return DeadlineError(f"{method.name} got no answer within {timeout_s} s")
-    return UnavailableError(f"{method.name} failed: {error.code().name}: {error.details()}")
+    advice = channel.advice(error.details() or "") if isinstance(channel, Advising) else ""
+    return UnavailableError(f"{method.name} failed: {error.code().name}: {error.details()}{advice}")
 
 
 def _reply_in(data: bytes, *expected: type) -> Any:

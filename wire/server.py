@@ -6,7 +6,7 @@ import asyncio
 import logging
 import signal
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
@@ -27,6 +27,10 @@ from wire.rpc import (
     unary_handler,
 )
 
+if TYPE_CHECKING:
+    from wire.callers import Callers
+    from wire.tls.identity import Identity
+
 log = logging.getLogger(__name__)
 
 DRAIN_S = 8.0
@@ -35,6 +39,7 @@ requests or have taken the requests over."""
 DRAIN_POLL_S = 0.02
 STOP_GRACE_S = 2.0
 """How long calls in progress may take when the server stops, before they are cut."""
+CALLERS_INTERVAL_S = 1.0
 FAULT_GRACE_S = 0.2
 """The same after a fault. Nothing more is computed; this is for outputs that wait to be sent."""
 
@@ -46,19 +51,30 @@ class GrpcServer:
     once :meth:`start` has run.
     """
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, identity: Identity | None = None) -> None:
+        """``identity``: for mutual TLS. None: callers are not authenticated, and nothing is encrypted."""
+        self.identity = identity
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
+        self._callers = None if identity is None else _callers(identity)
         self.health = Health(self._server)
         try:
-            self.port = self._server.add_insecure_port(host_port(host, port))
+            self.port = self._listen(host_port(host, port))
         except RuntimeError as error:
             raise ConfigError(f"can't listen on {host}:{port}: {error}; choose another `port`") from error
         self._stopping = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._fault: BaseException | None = None
         self._failed = asyncio.Event()
+        self._watching: asyncio.Task[None] | None = None
+
+    def _listen(self, address: str) -> int:
+        if self._callers is None:
+            return int(self._server.add_insecure_port(address))
+        return int(self._server.add_secure_port(address, self._callers.credentials()))
 
     def add_service(self, name: str, handlers: dict[str, grpc.RpcMethodHandler[Any, Any]]) -> None:
+        if self._callers is not None:
+            handlers = self._callers.guarded(name, handlers)
         self._server.add_generic_rpc_handlers((service(name, handlers),))
         self.health.add_service(name)
 
@@ -94,8 +110,24 @@ class GrpcServer:
 
     async def start(self) -> None:
         """Answers calls from now on and reports itself as serving."""
+        if self.identity is not None:
+            self._watching = asyncio.create_task(self._watch(self.identity))
+            self._watching.add_done_callback(self._watch_ended)
         await self._server.start()
         await self.health.set("serving")
+
+    async def _watch(self, identity: Identity) -> None:
+        """Uses new certificates, until this task is cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(identity.watch())
+            while True:
+                await asyncio.sleep(CALLERS_INTERVAL_S)
+                assert self._callers is not None
+                self._callers.tell_refused()
+
+    def _watch_ended(self, watching: asyncio.Task[None]) -> None:
+        if not watching.cancelled() and (error := watching.exception()) is not None:
+            self.fail(error)
 
     def stop(self) -> None:
         """Ends the process as SIGTERM does. May be called from any thread."""
@@ -129,6 +161,9 @@ class GrpcServer:
             await self._drain(drain)
         self.health.close()
         await self._server.stop(STOP_GRACE_S if self._fault is None else FAULT_GRACE_S)
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
         if self._fault is not None:
             raise self._fault
 
@@ -141,3 +176,11 @@ class GrpcServer:
         finally:
             draining.cancel()
             failed.cancel()
+
+
+def _callers(identity: Identity) -> Callers:
+    """Returns who may call. The library for certificates takes a while to import, which a server without TLS
+    is spared."""
+    from wire.callers import Callers
+
+    return Callers(identity)

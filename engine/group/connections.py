@@ -14,12 +14,15 @@ import selectors
 import socket
 import time
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from wire.codec import decode, encode
 from wire.errors import ConfigError, DeadlineError, WireError
 from wire.http.address import host_port
 from wire.messages.group import Hello, Refusal
+
+if TYPE_CHECKING:
+    from wire.tls.identity import Identity
 
 log = logging.getLogger(__name__)
 
@@ -40,20 +43,22 @@ def connect_all(
     *,
     names: Sequence[str],
     deadline_s: float,
+    identity: Identity | None = None,
 ) -> dict[int, socket.socket]:
     """Connects to every other process: calls the processes of lower rank, and waits for calls from the
     processes of higher rank.
 
     ``addresses`` returns the address at which a rank listens, and may wait until the address is known.
-    ``deadline_s`` is on the monotonic clock. Raises :class:`ConfigError`, which names the term, if a term
+    ``deadline_s`` is on the monotonic clock. ``identity`` is for mutual TLS. Raises :class:`ConfigError`,
+    which names the term, if a term
     differs between two ranks, :class:`DeadlineError` if ranks have not called in time, and what :func:`call`
     raises.
     """
-    connections = {other: call(addresses(other), hello) for other in range(rank)}
+    connections = {other: call(addresses(other), hello, identity) for other in range(rank)}
     missing = dict(enumerate(names[rank + 1 :], rank + 1))
     if not missing:
         return connections
-    with Reception(listening, hello) as reception:
+    with Reception(listening, hello, identity) as reception:
         while missing:
             caller, connection = reception.next(missing, deadline_s=deadline_s)
             connections[caller] = connection
@@ -61,13 +66,19 @@ def connect_all(
     return connections
 
 
-def call(address: tuple[str, int], hello: Hello) -> socket.socket:
+def call(address: tuple[str, int], hello: Hello, identity: Identity | None = None) -> socket.socket:
     """Connects to the process that listens at ``address``.
 
     Raises :class:`OSError`, :class:`EOFError` or :class:`WireError` if no process of the group listens there,
     and :class:`ConfigError` if a term differs or the other process does not wait for this rank.
     """
     connection = socket.create_connection(address, CONNECT_TIMEOUT_S)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if identity is not None:
+        from wire.tls.relay import called  # only with TLS, since its library takes a while to import
+
+        connection = called(connection, identity)
+        connection.settimeout(CONNECT_TIMEOUT_S)
     try:
         _send(connection, hello)
         reply = _reply(connection)
@@ -77,7 +88,6 @@ def call(address: tuple[str, int], hello: Hello) -> socket.socket:
     except BaseException:
         connection.close()
         raise
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return connection
 
 
@@ -87,8 +97,9 @@ class Reception:
     It reads from all callers at the same time, so that a silent caller does not keep the others waiting.
     """
 
-    def __init__(self, listening: socket.socket, hello: Hello) -> None:
-        """Starts to answer on ``listening``, which the caller closes later."""
+    def __init__(self, listening: socket.socket, hello: Hello, identity: Identity | None = None) -> None:
+        """Starts to answer on ``listening``, which the caller closes later. ``identity``: for mutual TLS."""
+        self._identity = identity
         self._listening = listening
         self._hello = hello
         self._callers: list[_Caller] = []
@@ -123,6 +134,11 @@ class Reception:
     def _pick_up(self) -> None:
         with contextlib.suppress(OSError):  # the caller has hung up already
             connection, address = self._listening.accept()
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._identity is not None:
+                from wire.tls.relay import answered
+
+                connection = answered(connection, self._identity)
             connection.setblocking(False)
             caller = _Caller(connection, host_port(*address[:2]))
             self._callers.append(caller)
@@ -151,7 +167,6 @@ class Reception:
                 self._dismiss(caller, f"is refused: {reason}")
                 return False
             _send(caller.connection, self._hello)
-            caller.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         except OSError as error:
             self._dismiss(caller, f"is gone: {error}")
             return False

@@ -50,6 +50,7 @@ def meet(
                 hello,
                 names=names,
                 deadline_s=deadline_s,
+                identity=place.own_identity(),
             )
         make_process_group(PrefixStore("torch", store), rank, len(names), device)
     except (dist.DistError, OSError, EOFError, WireError) as error:

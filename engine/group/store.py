@@ -9,12 +9,17 @@ import socket
 import time
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from wire.errors import ConfigError
 from wire.http.address import is_loopback
+from wire.tls.identity_files import IdentityFiles
+
+if TYPE_CHECKING:
+    from wire.tls.identity import Identity
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +42,8 @@ class GroupStore:
     life: str = ""
     """Name of this start of the group. In a store that outlives the group, it separates the entries of this
     start from those of earlier starts."""
+    identity: IdentityFiles | None = None
+    """Files for mutual TLS between the group's processes. None: the store and the links are in clear."""
 
     def open(self, *, is_first: bool, timeout_s: float) -> Store:
         """Opens the store, or connects to it. Waits up to ``timeout_s``. Later, a read waits up to the same
@@ -49,9 +56,7 @@ class GroupStore:
         opens, timeout = is_first and self.is_own, timedelta(seconds=timeout_s)
         self._await_name(min(timeout_s, OWN_NAME_TIMEOUT_S) if opens else timeout_s)
         try:
-            store = TCPStore(
-                host.strip("[]"), int(port), is_master=opens, timeout=timeout, wait_for_workers=False
-            )
+            store = self._store(host.strip("[]"), int(port), opens=opens, timeout=timeout)
         except (dist.DistError, RuntimeError) as error:
             what = "can't be listened on" if opens else "is not answered"
             raise ConfigError(
@@ -59,6 +64,30 @@ class GroupStore:
                 "address of its host, and a free port that all ranks can reach"
             ) from error
         return PrefixStore(f"twinfang/{self.life}", store)
+
+    def _store(self, host: str, port: int, *, opens: bool, timeout: timedelta) -> Store:
+        identity = self.own_identity()
+        if identity is None:
+            return TCPStore(host, port, is_master=opens, timeout=timeout, wait_for_workers=False)
+        if self.life:
+            raise ConfigError(
+                f"`{self.setting}` {self.address} is a launcher's store, which has no TLS: give another "
+                "address, at which rank 0 then opens a store of its own"
+            )
+        from engine.group.tls_store import open_store  # only with TLS, since its library takes long to import
+
+        store = open_store((host, port), identity, opens=opens, timeout=timeout)
+        _KEPT.append(store)
+        return store
+
+    def own_identity(self) -> Identity | None:
+        """Returns who this process is to the others; None without TLS. The files are read now: links are made
+        once, when the group meets. Raises :class:`ConfigError`."""
+        if self.identity is None:
+            return None
+        from wire.tls.identity import Identity
+
+        return Identity(self.identity, "server")
 
     def _await_name(self, timeout_s: float) -> None:
         host, _, port = self.address.rpartition(":")
@@ -95,6 +124,9 @@ class GroupStore:
         family = socket.AF_INET6 if ":" in own else socket.AF_INET
         return socket.create_server((own, 0), family=family, backlog=backlog)
 
+
+_KEPT: list[Store] = []
+"""Stores written in Python. torch keeps only their C++ part, for the whole life of the process groups."""
 
 NO_STORE = GroupStore()
 """Stands for the store of a process that is alone and has none."""

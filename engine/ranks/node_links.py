@@ -55,7 +55,8 @@ class NodeLinks:
         missing = {rank: self._names[rank] for rank in range(self._nodes.ranks(tp_size).stop, tp_size)}
         deadline_s = time.monotonic() + MEETING_TIMEOUT_S
         log.info("host 0 of %d waits for the others at %s", self._nodes.size, self._nodes.store.address)
-        with self._listening, Reception(self._listening, self._hello) as reception:
+        identity = self._nodes.store.own_identity()
+        with self._listening, Reception(self._listening, self._hello, identity) as reception:
             while missing:
                 caller, connection = reception.next(missing, deadline_s=deadline_s)
                 del missing[caller]
@@ -74,7 +75,7 @@ def call_rank_0(nodes: Nodes, rank: int, tp_size: int) -> RankLink:
     store = nodes.store.open(is_first=False, timeout_s=MEETING_TIMEOUT_S)
     try:
         hello = _hello(store.get(_SECRET).decode(), nodes, rank, tp_size)
-        connection = call(published(store, _ADDRESS), hello)
+        connection = call(published(store, _ADDRESS), hello, nodes.store.own_identity())
     except (dist.DistError, OSError, EOFError, WireError) as error:
         raise DeadlineError(
             f"host 0 was found at `{nodes.store.setting}` {nodes.store.address} but could not be reached: "

@@ -14,6 +14,7 @@ import grpc.aio
 from kv_transfer.reads.failure_counts import FailureCounts
 from kv_transfer.reads.peer_quarantine import PeerQuarantine
 from kv_transfer.reads.sink import TransferSink
+from wire.channels import Channels
 from wire.errors import DeadlineError, HandshakeError, TransferError, TwinfangError, UnavailableError
 from wire.messages.handoff import (
     AnyTicket,
@@ -40,7 +41,16 @@ between two tries: a server that has just come back must not be given up because
 class Peers:
     """One channel per address, one handshake per incarnation. Used only on the event loop."""
 
-    def __init__(self, sink: TransferSink, failures: FailureCounts, *, timeout_s: float) -> None:
+    def __init__(
+        self,
+        sink: TransferSink,
+        failures: FailureCounts,
+        *,
+        timeout_s: float,
+        channels: Channels = open_channel,
+    ) -> None:
+        """``channels`` opens those to the other servers."""
+        self._open = channels
         self._sink = sink
         self._failures = failures
         self._timeout_s = timeout_s
@@ -104,7 +114,7 @@ class Peers:
 
     def _channel(self, address: str) -> grpc.aio.Channel:
         if address not in self._channels:
-            self._channels[address] = open_channel(address)
+            self._channels[address] = self._open(address)
         return self._channels[address]
 
     async def _connect(self, address: str) -> None:

@@ -15,7 +15,7 @@ from router.access.role import Role, includes
 from wire.errors import AdminTokenError, AuthenticationError, PermissionDeniedError, TwinfangError
 
 if TYPE_CHECKING:  # its library is imported only if there is an issuer
-    from router.access.bearer_tokens import BearerTokens
+    from router.access.tokens.bearer_tokens import BearerTokens
 
 WRONG = "Incorrect API key provided. Ask this server's operator for a key, or whether yours is still valid."
 ADMIN = ApiKey("admin:token", b"", role="configure")

@@ -82,7 +82,8 @@ async def metrics(request: Request) -> Response:
     services.metrics.server_stats.update(*services.pool.stats())
     own, place = _own_metrics(services, with_keys=with_keys), services.config.place
     if place is not None:
-        others = await metrics_of_siblings(place, with_keys=with_keys)
+        called = request.app.state.own_ports.called
+        others = await metrics_of_siblings(place, called, with_keys=with_keys)
         own = merged({place.index: own.decode(), **others})
     return Response(own + services.metrics.of_servers(), media_type=CONTENT_TYPE_LATEST)
 

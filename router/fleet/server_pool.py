@@ -20,8 +20,10 @@ from router.fleet.links.server_link import ROLES, AddedBy, PoolRole
 from router.fleet.links.worker_watch import Worker, WorkerWatch
 from router.fleet.model_servers import ModelServers
 from router.policies.location import NOWHERE, Location
+from wire.channels import Channels
 from wire.errors import ConfigError, ConflictError, TwinfangError
 from wire.messages.generation import ServerInfo, ServerStats
+from wire.rpc import open_channel
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +46,7 @@ class _LinkSettings(TypedDict):
     probe_interval_s: float
     added_by: AddedBy
     location: Location
+    channels: Channels
 
 
 class ServerPool:
@@ -53,7 +56,9 @@ class ServerPool:
     Servers may come and go while the router runs. All models see each change of the pool's lists.
     """
 
-    def __init__(self, config: RouterConfig) -> None:
+    def __init__(self, config: RouterConfig, channels: Channels = open_channel) -> None:
+        """``channels`` opens those to servers."""
+        self._channels = channels
         names = [source.name for source in config.models]
         self._served = frozenset(names) if len(names) > 1 else None
         self._interval_s = config.probe_interval_s
@@ -90,6 +95,7 @@ class ServerPool:
             "probe_interval_s": self._interval_s,
             "added_by": added_by,
             "location": location,
+            "channels": self._channels,
         }
         worker: Worker
         if role == "prefill":
@@ -109,7 +115,9 @@ class ServerPool:
         if the pool has it already.
         """
         self._require_new(role, address)
-        connection = Connection(address, ROLES[role], self._served, may_connect=self._may_connect)
+        connection = Connection(
+            address, ROLES[role], self._served, may_connect=self._may_connect, channels=self._channels
+        )
         try:
             await connection.examine(EXAMINE_TIMEOUT_S)
         except ConfigError:

@@ -74,7 +74,8 @@ class HttpServer(uvicorn.Server):
         self._state = app.state
         self._tls: ssl.SSLContext | None = app.state.tls
         self._own_port = None if config.place is None else config.place.own_port
-        """Only the router's processes use this port, on loopback. It speaks HTTP."""
+        """Only the router's processes use this port, on loopback."""
+        self._own_tls: ssl.SSLContext | None = app.state.own_ports.served
         self._grace_s = config.shutdown_grace_s
         self._has_told = False
 
@@ -92,7 +93,7 @@ class HttpServer(uvicorn.Server):
 
     async def _accept_on(self, fd: int) -> asyncio.Server:
         listening = socket.socket(fileno=fd)
-        tls = None if listening.getsockname()[1] == self._own_port else self._tls
+        tls = self._own_tls if listening.getsockname()[1] == self._own_port else self._tls
         limits: dict[str, Any] = {} if tls is None else TLS_LIMITS
         loop = asyncio.get_running_loop()
         return await loop.create_server(self._protocol, sock=listening, backlog=BACKLOG, ssl=tls, **limits)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import logging
+import ssl
 from collections.abc import Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -28,12 +29,16 @@ TIMEOUT_S = 2.0
 PATH_OF_ONE = "/metrics/process"
 
 
-async def metrics_of_siblings(place: ProcessPlace, *, with_keys: bool) -> dict[int, str]:
+async def metrics_of_siblings(
+    place: ProcessPlace, trust: ssl.SSLContext | None = None, *, with_keys: bool
+) -> dict[int, str]:
     """Return the other processes' own metrics, by index, with or without those of single keys. A process that
-    does not answer is missing."""
+    does not answer is missing.
+
+    ``trust``: they speak HTTPS."""
     others = {i: port for i, port in enumerate(place.ports) if i != place.index}
     secret = place.secret if with_keys else ""
-    texts = await asyncio.gather(*(asyncio.to_thread(_ask, port, secret) for port in others.values()))
+    texts = await asyncio.gather(*(asyncio.to_thread(_ask, port, secret, trust) for port in others.values()))
     return {i: text for i, text in zip(others, texts, strict=True) if text is not None}
 
 
@@ -68,8 +73,12 @@ class _Merged(Collector):
         yield answered
 
 
-def _ask(port: int, secret: str) -> str | None:
-    connection = http.client.HTTPConnection(LOOPBACK, port, timeout=TIMEOUT_S)
+def _ask(port: int, secret: str, trust: ssl.SSLContext | None) -> str | None:
+    connection = (
+        http.client.HTTPConnection(LOOPBACK, port, timeout=TIMEOUT_S)
+        if trust is None
+        else http.client.HTTPSConnection(LOOPBACK, port, timeout=TIMEOUT_S, context=trust)
+    )
     try:
         connection.request(
             "GET", PATH_OF_ONE, headers={"Authorization": f"Bearer {secret}"} if secret else {}

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import get_args, get_type_hints
 
 import httpx
@@ -24,6 +25,7 @@ from router.access.api_keys import ApiKey, digest_of, new_key
 from router.access.key_file import key_line
 from router.config import ModelSource, PodDiscovery, RouterConfig
 from telemetry.engine_metrics import Measures
+from telemetry.identity_expiry import IdentityExpiry
 from telemetry.server_telemetry import ServerTelemetry
 from telemetry.start_up import StartUp
 from testing.certificates import Authority
@@ -42,6 +44,7 @@ from twinfang.autoscale.metrics import AutoscaleFigures
 from twinfang.autoscale.pool_planner import PoolSize
 from twinfang.stack.ports import free_ports
 from wire.server import GrpcServer
+from wire.tls.identity import Identity
 
 Page = Mapping[str, Mapping[str, frozenset[str]]]
 """Sample names → names of their labels → values of these labels."""
@@ -100,7 +103,7 @@ async def _router_page(folder: Path) -> Page:
         body = {"model": MODEL, "prompt": "hello", "max_tokens": 2}
         headers = {"Authorization": f"Bearer {key}"}
         (await client.post("/v1/completions", json=body, headers=headers)).raise_for_status()
-        return _page((await client.get("/metrics", headers=headers)).text)
+        return _page((await client.get("/metrics", headers=headers)).text + _identity_text())
 
 
 def _planner_page() -> Page:
@@ -109,7 +112,16 @@ def _planner_page() -> Page:
         figures.decided(role, PoolSize(1, 1), 1)
     registry = CollectorRegistry()
     registry.register(figures)
-    return _page(generate_latest(registry).decode())
+    return _page(generate_latest(registry).decode() + _identity_text())
+
+
+def _identity_text() -> str:
+    """What every process shows with mutual TLS."""
+    with TemporaryDirectory() as folder:
+        identity = Identity(Authority().identity(Path(folder), "server"), "server")
+    registry = CollectorRegistry()
+    registry.register(IdentityExpiry(identity))
+    return generate_latest(registry).decode()
 
 
 async def _server_page() -> Page:
@@ -125,7 +137,8 @@ async def _server_page() -> Page:
     try:
         telemetry.show(server_info("decode"), stats, Measures(), start_up, lambda: None)
         async with httpx.AsyncClient(timeout=20.0) as client:
-            return _page((await client.get(f"http://127.0.0.1:{port}/metrics")).text)
+            text = (await client.get(f"http://127.0.0.1:{port}/metrics")).text
+            return _page(text + _identity_text())
     finally:
         await telemetry.close()
 

@@ -17,6 +17,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -35,9 +36,12 @@ from testing.fleets import slowed
 from testing.fleets.fault_folder import FOLDER_VARIABLE, switched_on
 from testing.fleets.fleet import CALL_TIMEOUT_S, START_DEADLINE_S
 from twinfang.launch import LaunchedStack, launch
+from twinfang.own_authority import OwnAuthority
 from twinfang.stack.ports import LOOPBACK, free_ports
+from wire.channels import TlsChannels
 from wire.messages.generation import GetStats, ServerStats
 from wire.rpc import GET_STATS, call, open_channel
+from wire.tls.identity import Identity
 
 STOP_DEADLINE_S = 40.0
 FAULTS_FOLDER = "faults"
@@ -50,6 +54,16 @@ class Stack(LaunchedStack):
     used_by: set[str] = field(default_factory=set)
     """Ids of the tests that got this stack from the fixture."""
 
+    @property
+    def authority(self) -> OwnAuthority | None:
+        """The authority of a stack with ``--tls``."""
+        folder = self.status().get("tls_folder")
+        return None if folder is None else OwnAuthority(Path(folder))
+
+    def trust(self) -> ssl.SSLContext | bool:
+        """Returns httpx's ``verify`` for the router."""
+        return True if self.authority is None else ssl.create_default_context(cafile=str(self.authority.ca))
+
     def stats(self, *names: str) -> dict[str, ServerStats]:
         """Returns load and memory of the named servers, or of all, by name."""
         servers = [
@@ -58,8 +72,10 @@ class Stack(LaunchedStack):
             if process.name != "router" and (not names or process.name in names)
         ]
 
+        channels = open_channel if self.authority is None else operator_channels(self.authority)
+
         async def ask(address: str) -> ServerStats:
-            async with open_channel(address) as channel:
+            async with channels(address) as channel:
                 reply: ServerStats = await call(channel, GET_STATS, GetStats(), timeout_s=CALL_TIMEOUT_S)
                 return reply
 
@@ -79,7 +95,7 @@ class Stack(LaunchedStack):
 
     def is_ready(self) -> bool:
         """Returns whether all processes run and take requests, and the router can reach them."""
-        return bool(self.status().get("ready")) and _is_ok(f"{self.url}/readyz")
+        return bool(self.status().get("ready")) and _is_ok(f"{self.url}/readyz", self.trust())
 
     def is_idle(self) -> bool:
         """Returns whether there is no request, lease or transfer, and every block and slot is free."""
@@ -206,9 +222,13 @@ def running_router(*flags: str, deadline_s: float = START_DEADLINE_S) -> Iterato
         router.wait(STOP_DEADLINE_S)
 
 
-def _is_ok(url: str) -> bool:
+def operator_channels(authority: OwnAuthority) -> TlsChannels:
+    return TlsChannels(Identity(authority.files("operator"), "operator"))
+
+
+def _is_ok(url: str, trust: ssl.SSLContext | bool = True) -> bool:
     try:
-        return httpx.get(url, timeout=CALL_TIMEOUT_S).status_code == 200
+        return httpx.get(url, timeout=CALL_TIMEOUT_S, verify=trust).status_code == 200
     except httpx.HTTPError:
         return False
 

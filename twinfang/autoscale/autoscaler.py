@@ -15,16 +15,18 @@ from typing import TYPE_CHECKING
 
 from router.kubernetes.cluster_error import ClusterError
 from twinfang.autoscale.metrics import AutoscaleFigures
-from twinfang.autoscale.metrics_page import Page, Trust, Unread, read_pages
+from twinfang.autoscale.metrics_page import Page, Unread, read_pages
 from twinfang.autoscale.needs import Need, decode_need, prefill_need
 from twinfang.autoscale.page_window import PageWindow
 from twinfang.autoscale.pool_planner import SLACK, Decision, Needs, PoolHistory, PoolSize, decide
 from twinfang.autoscale.readings import RouterReading, decode_reading, prefill_reading, router_reading
 from twinfang.autoscale.settings import AutoscaleConfig, PoolSource
 from twinfang.autoscale.step_line import TpotPoint
+from twinfang.autoscale.trust import Trusts
 
 if TYPE_CHECKING:
     from twinfang.autoscale.scale_target import ScaleTarget
+    from wire.tls.identity import Identity
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +57,7 @@ class Autoscaler:
     def __init__(
         self,
         config: AutoscaleConfig,
+        identity: Identity | None = None,
         *,
         say: Callable[[str], None] = print,
         clock: Callable[[], float] = time.monotonic,
@@ -63,10 +66,7 @@ class Autoscaler:
         self._config = config
         self._say = say
         self._clock = clock
-        self._trust = None
-        if any(url.startswith("https:") for url in config.router_urls):
-            identity = config.router_identity
-            self._trust = Trust(identity.context(), identity.server_name)
+        self._trusts = Trusts(config, identity)
         self.routers = PageWindow(config.window_s)
         self.prefill, self.decode = (self._pool(source) for source in (config.prefill, config.decode))
         self._unread: set[Unread] = set()
@@ -104,9 +104,11 @@ class Autoscaler:
     async def _read_pages(self, now_s: float) -> bool:
         """Reads all pages. Returns whether any router has been read twice."""
         config = self._config
-        sources = (config.router_urls, config.prefill.urls, config.decode.urls)
+        of_servers = self._trusts.of_servers()
         routers, prefill, decode = await asyncio.gather(
-            *(read_pages(urls, now_s, self._trust) for urls in sources)
+            read_pages(config.router_urls, now_s, self._trusts.of_routers()),
+            read_pages(config.prefill.urls, now_s, of_servers),
+            read_pages(config.decode.urls, now_s, of_servers),
         )
         self._log_unread([*routers, *prefill, *decode])
         self._no_router = "" if _read_of(routers) else _no_router(config.router_urls, routers)

@@ -12,7 +12,6 @@ from twinfang.flags.values import (
     existing_file,
     http_url,
     integer,
-    plain_http_url,
     port_or_off,
     positive,
     some_text,
@@ -28,19 +27,19 @@ ROUTER_METRICS = Flag(
 ROUTER_CA_FILE = Flag(
     *("--router-ca-file", "FILE", existing_file),
     "certificates of the authorities that routers' certificates must come from, in PEM, for https://",
-    default_text="those of the system",
+    default_text="--tls-ca, else those of the system",
 )
 ROUTER_SERVER_NAME = Flag(
     *("--router-server-name", "NAME", some_text),
     "name that routers' certificates must have",
-    default_text="the name in the URL",
+    default_text="a router's name of --tls-names if --tls-ca is used, else the name in the URL",
 )
 PREFILL_METRICS = Flag(
-    *("--prefill-metrics", "URL", plain_http_url), "the same for prefill servers", repeatable=True
+    *("--prefill-metrics", "URL", http_url),
+    "the same for prefill servers; https:// with mutual TLS",
+    repeatable=True,
 )
-DECODE_METRICS = Flag(
-    *("--decode-metrics", "URL", plain_http_url), "the same for decode servers", repeatable=True
-)
+DECODE_METRICS = Flag(*("--decode-metrics", "URL", http_url), "the same for decode servers", repeatable=True)
 PREFILL_DEPLOYMENT = Flag(
     *("--prefill-deployment", "NAME", some_text, "Deployment that runs the prefill servers"),
     default_text="none: as many servers as metrics show",

@@ -97,7 +97,7 @@ class Unread:
 
 @dataclass(frozen=True)
 class Trust:
-    """How processes that are asked by https:// prove who they are."""
+    """What one kind of processes has to show."""
 
     context: ssl.SSLContext
     server_name: str = ""

@@ -9,6 +9,7 @@ from pathlib import Path
 from twinfang.autoscale.needs import Objectives
 from twinfang.autoscale.pool_planner import PlannerPace, PoolLimits
 from wire.errors import ConfigError
+from wire.tls.identity_files import IdentityFiles
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,8 @@ class AutoscaleConfig:
     host: str = "127.0.0.1"
     router_identity: RouterIdentity = RouterIdentity()
     metrics_port: int = 0
+    identity: IdentityFiles | None = None
+    """Files for mutual TLS with servers, which show their metrics only so when they have it."""
     """Port of the autoscaler's own metrics; 0: none."""
 
     def __post_init__(self) -> None:

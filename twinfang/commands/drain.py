@@ -8,9 +8,12 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from twinfang.flags.tls import identity_files
+from wire.channels import Channels, TlsChannels
 from wire.errors import ConfigError, DeadlineError, TwinfangError, UnavailableError
 from wire.messages.generation import GetStats, ServerStats, SetDraining
 from wire.rpc import GET_STATS, SET_DRAINING, call, open_channel
+from wire.tls.identity_files import IdentityFiles
 
 CALL_TIMEOUT_S = 5.0
 POLL_INTERVAL_S = 0.1
@@ -30,19 +33,27 @@ def prepare(values: argparse.Namespace) -> Callable[[], None]:
     addresses = [address for several in values.server for address in several]
     if not addresses:
         raise ConfigError("which server is to be drained? Give its address: twinfang drain HOST:PORT")
-    return partial(_run, addresses, values.timeout)
+    files = identity_files(values)
+    channels = open_channel if files is None else _channels(files)
+    return partial(_run, addresses, values.timeout, channels)
 
 
-def _run(addresses: Sequence[str], timeout_s: float) -> None:
-    asyncio.run(_drain_all(addresses, timeout_s))
+def _channels(files: IdentityFiles) -> Channels:
+    from wire.tls.identity import Identity
+
+    return TlsChannels(Identity(files, "operator"))
 
 
-async def _drain_all(addresses: Sequence[str], timeout_s: float) -> None:
+def _run(addresses: Sequence[str], timeout_s: float, channels: Channels) -> None:
+    asyncio.run(_drain_all(addresses, timeout_s, channels))
+
+
+async def _drain_all(addresses: Sequence[str], timeout_s: float, channels: Channels) -> None:
     """Drains all servers at the same time. If one drain fails, the other drains are still completed. A
     failure raises the error of :func:`_drain` if there is one server, and :class:`NotDrainedError` if there
     are several."""
     outcomes = await asyncio.gather(
-        *(_drain(address, timeout_s) for address in addresses), return_exceptions=True
+        *(_drain(address, timeout_s, channels) for address in addresses), return_exceptions=True
     )
     failures = [outcome for outcome in outcomes if outcome is not None]
     for failure in failures:
@@ -53,21 +64,21 @@ async def _drain_all(addresses: Sequence[str], timeout_s: float) -> None:
         raise NotDrainedError(f"{len(failures)} of {len(addresses)} servers are not drained: {said}")
 
 
-async def _drain(address: str, timeout_s: float) -> None:
+async def _drain(address: str, timeout_s: float, channels: Channels) -> None:
     try:
-        await _until_drained(address, timeout_s)
+        await _until_drained(address, timeout_s, channels)
     except UnavailableError as error:
         raise UnavailableError(f"{address}: {error.message}") from error
 
 
-async def _until_drained(address: str, timeout_s: float) -> None:
+async def _until_drained(address: str, timeout_s: float, channels: Channels) -> None:
     """Starts the drain and waits for its end. Raises :class:`DeadlineError` if requests or leases are left
     after ``timeout_s``, and the errors of the calls.
 
     This command asks no server to give requests up: only a router knows another server that can continue
     them.
     """
-    async with open_channel(address) as channel:
+    async with channels(address) as channel:
         await call(channel, SET_DRAINING, SetDraining(True), timeout_s=CALL_TIMEOUT_S)
         told_s = time.monotonic()
         while True:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from twinfang.commands.before_torch import prepare_libraries
 from twinfang.commands.read_ahead import read_ahead
+from twinfang.flags.tls import identity_files
 from twinfang.process_secret import SECRET_VARIABLE
 from twinfang.stack.cores import usable_cores
 from twinfang.stack.node_place import find_nodes
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from engine.group.nodes import Nodes
     from router.config import ModelSource, PodDiscovery, RouterConfig, TokenIssuer
     from wire.messages.handoff import Role
+    from wire.tls.identity_files import IdentityFiles
     from wire.tls.key_pair_files import KeyPairFiles
 
 KIB = 1 << 10
@@ -43,7 +45,8 @@ def prepare_prefill(values: argparse.Namespace) -> Callable[[], None]:
     from prefill_server.service import PrefillService
     from telemetry.server_process import run_server
 
-    engine = _engine_config(values, "prefill", nodes=find_nodes(values, os.environ))
+    identity = identity_files(values)
+    engine = _engine_config(values, "prefill", nodes=find_nodes(values, os.environ, identity))
     _check_pools(engine)
     if engine.nodes.rank > 0:
         return _other_host(engine)
@@ -59,6 +62,7 @@ def prepare_prefill(values: argparse.Namespace) -> Callable[[], None]:
         lease_ttl_s=values.lease_ttl,
         hang_deadline_s=values.hang_deadline,
         verify_handoffs=values.verify_handoffs,
+        identity=identity,
     )
     _notice_cut_links(config.transfer_deadline_s)
     return partial(run_server, config, config.engine.role, partial(PrefillService, config))
@@ -80,7 +84,9 @@ def prepare_decode(values: argparse.Namespace) -> Callable[[], None]:
     from decode_server.service import DecodeService
     from telemetry.server_process import run_server
 
-    engine = _engine_config(values, values.role, place, find_nodes(values, os.environ))
+    identity = identity_files(values)
+    nodes = find_nodes(values, os.environ, identity)
+    engine = _engine_config(values, values.role, place, nodes, identity)
     _check_pools(engine)
     if engine.nodes.rank > 0:
         return _other_host(engine)
@@ -97,6 +103,7 @@ def prepare_decode(values: argparse.Namespace) -> Callable[[], None]:
         metrics_port=values.metrics_port and values.metrics_port + place.port_offset,
         vllm_metrics=values.vllm_metrics,
         otlp_endpoint=values.otlp_endpoint or "",
+        identity=identity,
     )
     _notice_cut_links(config.transfer_deadline_s)
     return partial(run_server, config, config.engine.role, partial(DecodeService, config))
@@ -158,6 +165,7 @@ def router_config(values: argparse.Namespace) -> RouterConfig:
         host=values.host,
         port=values.port,
         certificate=_certificate(values),
+        identity=identity_files(values),
         max_body_bytes=int(values.max_body_size * MIB),
         max_header_bytes=int(values.max_header_size * KIB),
         max_requests_in_flight=values.max_requests_in_flight,
@@ -199,7 +207,8 @@ def _certificate(values: argparse.Namespace) -> KeyPairFiles | None:
     if certificate is not None and key is not None:
         return KeyPairFiles(certificate, key, password)
     if certificate is None and key is None and password is None:
-        return None
+        # With mutual TLS nothing is served in clear. Clients need no certificate.
+        return None if values.tls_cert is None else KeyPairFiles(values.tls_cert, values.tls_key)
     lacking = " and ".join(
         flag for flag, value in (("--ssl-certfile", certificate), ("--ssl-keyfile", key)) if value is None
     )
@@ -265,7 +274,11 @@ def prepare_bench(values: argparse.Namespace) -> Callable[[], None]:
 
 
 def _engine_config(
-    values: argparse.Namespace, role: Role, place: RankPlace = ONLY_PLACE, nodes: Nodes | None = None
+    values: argparse.Namespace,
+    role: Role,
+    place: RankPlace = ONLY_PLACE,
+    nodes: Nodes | None = None,
+    identity: IdentityFiles | None = None,
 ) -> EngineConfig:
     from engine.config import EngineConfig
     from engine.group.data_parallel import DataParallel
@@ -308,7 +321,7 @@ def _engine_config(
         data_parallel=DataParallel(
             place.first,
             place.size,
-            GroupStore(place.address, is_own=place.hosts_store, life=place.life),
+            GroupStore(place.address, is_own=place.hosts_store, life=place.life, identity=identity),
             place.local_rank,
         ),
         expert_parallel=role != "prefill" and values.enable_expert_parallel,

@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from importlib import import_module
 
 from twinfang.autoscale import flags as autoscale
 from twinfang.batch import flags as batch
 from twinfang.commands.api_key import prepare as prepare_api_key
+from twinfang.commands.command import Command, prepared_by
 from twinfang.commands.read_ahead import read_ahead
 from twinfang.commands.servers import (
     prepare_bench,
@@ -21,35 +20,15 @@ from twinfang.commands.servers import (
     prepare_router,
 )
 from twinfang.fetch import flags as fetch
-from twinfang.flags import access, table
+from twinfang.flags import access, table, tls
 from twinfang.flags import ranks as rank_flags
 from twinfang.flags import router as router_flags
-from twinfang.flags.flag import Flag, FlagGroup
+from twinfang.flags.flag import FlagGroup
 from twinfang.talk import flags as talk
 from wire.errors import ConfigError
 
 FORK_SERVER = "twinfang.fork_server"
 """The module of a stack's fork server. It imports this one."""
-
-
-@dataclass(frozen=True)
-class Command:
-    """One ``twinfang`` command."""
-
-    name: str
-    summary: str
-    description: str
-    groups: tuple[FlagGroup, ...]
-    example: str
-    prepare: Callable[[argparse.Namespace], Callable[[], None]]
-    """Builds the configuration from flag values and returns a function that runs the command in the
-    foreground.
-
-    Preparing raises :class:`ConfigError` for values that contradict one another. Running raises
-    :class:`TwinfangError` if the command can't start or continue, and returns when it was asked to stop.
-    """
-    arguments: tuple[Flag, ...] = ()
-    """The flags whose values may also be given without their names, in this order."""
 
 
 def _prepare_up(values: argparse.Namespace) -> Callable[[], None]:
@@ -65,6 +44,8 @@ def _prepare_stack(values: argparse.Namespace, roles: Mapping[str, int]) -> Call
     from twinfang.forking.client import ForkServer
     from twinfang.stack.cores import may_use_gpu
 
+    if values.tls:
+        tls.speak_only_tls_1_3()  # before the fork server, which its forks have gRPC's settings from
     forks = None if may_use_gpu(values.device) else ForkServer.start(FORK_SERVER)
     if values.load_format == "auto":
         read_ahead(values.model)
@@ -78,16 +59,6 @@ def _prepare_stack(values: argparse.Namespace, roles: Mapping[str, int]) -> Call
         raise
 
 
-def _of(module: str) -> Callable[[argparse.Namespace], Callable[[], None]]:
-    """Returns the function ``prepare`` of a module that is imported when the command is used."""
-
-    def prepare(values: argparse.Namespace) -> Callable[[], None]:
-        prepared: Callable[[], None] = import_module(module).prepare(values)
-        return prepared
-
-    return prepare
-
-
 def _prepare_batch(values: argparse.Namespace) -> Callable[[], None]:
     from twinfang.batch.command import prepare
     from twinfang.commands.up import own_stack
@@ -95,18 +66,6 @@ def _prepare_batch(values: argparse.Namespace) -> Callable[[], None]:
     if values.base_url is not None:
         _refuse_stack_flags(values)
     return prepare(values, lambda: own_stack(values, ROUTER.groups))
-
-
-def _prepare_chat(values: argparse.Namespace) -> Callable[[], None]:
-    from twinfang.talk.command import prepare_chat
-
-    return prepare_chat(values)
-
-
-def _prepare_complete(values: argparse.Namespace) -> Callable[[], None]:
-    from twinfang.talk.command import prepare_complete
-
-    return prepare_complete(values)
 
 
 def _refuse_stack_flags(values: argparse.Namespace) -> None:
@@ -124,7 +83,7 @@ def _refuse_stack_flags(values: argparse.Namespace) -> None:
 
 _ROUTER_ADDRESS = (table.host("the router"), table.port("the router", 8000))
 _STACK_GROUP = FlagGroup(
-    "stack", (*_ROUTER_ADDRESS, table.METRICS_PORTS, table.START_TIMEOUT, table.STATUS_FILE)
+    "stack", (*_ROUTER_ADDRESS, table.METRICS_PORTS, table.START_TIMEOUT, table.STATUS_FILE, tls.TLS)
 )
 
 UP = Command(
@@ -194,6 +153,7 @@ PREFILL = Command(
         FlagGroup("hosts", rank_flags.NODES),
         table.DECODING,
         FlagGroup("handoff", (table.LEASE_TTL, table.VERIFY_HANDOFFS)),
+        tls.MUTUAL_TLS,
         table.CHECKS,
         table.TRACES,
         table.LOGS,
@@ -225,6 +185,7 @@ DECODE = Command(
         FlagGroup("ranks", (*rank_flags.RANKS, *rank_flags.RANK_PLACE)),
         table.DECODING,
         FlagGroup("handoff", (table.TRANSFER_DEADLINE, table.LOCAL_PREFILL, table.VERIFY_HANDOFFS)),
+        tls.MUTUAL_TLS,
         table.CHECKS,
         table.TRACES,
         table.LOGS,
@@ -252,6 +213,7 @@ ROUTER = Command(
         ),
         FlagGroup("servers that are pods", router_flags.DISCOVERY),
         FlagGroup("models", (router_flags.MODELS, table.SERVED_MODEL_NAME)),
+        tls.MUTUAL_TLS,
         table.TRACES,
         table.LOGS,
     ),
@@ -330,9 +292,9 @@ DRAIN = Command(
     "Run it before SIGTERM: in a preStop hook, or in ExecStop of a unit. It exits with 1 if "
     "requests or leases are left after --timeout. To undo it, undrain the server through the admin API, or "
     "restart the server.",
-    (FlagGroup("server", (table.DRAINED_SERVER, table.DRAIN_TIMEOUT)), table.LOGS),
+    (FlagGroup("server", (table.DRAINED_SERVER, table.DRAIN_TIMEOUT)), tls.MUTUAL_TLS, table.LOGS),
     "twinfang drain 127.0.0.1:8200 --timeout 300",
-    _of("twinfang.commands.drain"),
+    prepared_by("twinfang.commands.drain"),
     arguments=(table.DRAINED_SERVER,),
 )
 
@@ -360,7 +322,7 @@ AUDIT = Command(
     "removed or moved, and ends with 1 if there is one.",
     (FlagGroup("log", (access.AUDIT_ACTION, access.AUDIT_FILES, access.EXPECTED_LINE)), table.LOGS),
     "twinfang audit verify /var/log/twinfang/audit.jsonl",
-    _of("twinfang.commands.audit"),
+    prepared_by("twinfang.commands.audit"),
     arguments=(access.AUDIT_ACTION, access.AUDIT_FILES),
 )
 
@@ -376,11 +338,12 @@ AUTOSCALE = Command(
         autoscale.PACE,
         autoscale.TARGETS,
         FlagGroup("its own metrics page", (table.host("the autoscaler"), autoscale.METRICS_PORT)),
+        tls.MUTUAL_TLS,
         table.LOGS,
     ),
     "twinfang autoscale --router-metrics http://router:8000/metrics "
     "--prefill-metrics http://prefill:18100/metrics --decode-metrics http://decode:18200/metrics",
-    _of("twinfang.autoscale.command"),
+    prepared_by("twinfang.autoscale.command"),
 )
 
 FETCH_MODEL = Command(
@@ -397,7 +360,7 @@ FETCH_MODEL = Command(
         table.LOGS,
     ),
     "twinfang fetch-model https://models.example.com/nemotron-h/resolve/v1 /models/nemotron-h",
-    _of("twinfang.fetch.command"),
+    prepared_by("twinfang.fetch.command"),
     arguments=(fetch.SOURCE, fetch.DIRECTORY),
 )
 
@@ -427,7 +390,7 @@ CHAT = Command(
     "/exit ends the chat. With --message, or with a file or pipe as stdin, it answers one message and ends.",
     (talk.ENDPOINT, talk.CHAT, talk.CHAT_SAMPLING, talk.LOGS),
     "twinfang chat --system 'Answer in one sentence.' --temperature 0",
-    _prepare_chat,
+    prepared_by("twinfang.talk.command", "prepare_chat"),
     arguments=(talk.MESSAGE,),
 )
 
@@ -439,7 +402,7 @@ COMPLETE = Command(
     "text and ends.",
     (talk.ENDPOINT, talk.COMPLETE, talk.COMPLETE_SAMPLING, talk.LOGS),
     "twinfang complete 'def fibonacci(n):' --max-tokens 64 --temperature 0",
-    _prepare_complete,
+    prepared_by("twinfang.talk.command", "prepare_complete"),
     arguments=(talk.PROMPT,),
 )
 

@@ -47,7 +47,7 @@ def prepare(
 def own_stack(values: argparse.Namespace, router_groups: Sequence[FlagGroup]) -> OwnStack:
     """Plans a stack for a command's own work: prefill and decode servers if their numbers are given, else one
     server of both roles. Its router listens on a free loopback port."""
-    values.host, values.port, values.metrics_port = LOOPBACK, 0, None
+    values.host, values.port, values.metrics_port, values.tls = LOOPBACK, 0, None, False
     roles = {"both": 1}
     if values.prefill or values.decode:
         roles = {"prefill": values.prefill or 1, "decode": values.decode or 1}
@@ -73,6 +73,8 @@ def _run(stack: Stack, values: argparse.Namespace, router: RouterConfig, forks: 
     finally:
         if forks is not None:
             forks.close()
+        if stack.authority is not None:
+            stack.authority.remove()
         if values.status_file is not None:
             values.status_file.unlink(missing_ok=True)
     _say("stopped")
@@ -134,7 +136,7 @@ class Progress:
 
 def _invitation(stack: Stack, admin_token_file: Path | None) -> str:
     body = {"model": stack.model_name, "prompt": EXAMPLE_PROMPT, "max_tokens": 64, "stream": True}
-    curl = f"curl -N{_unless_trusted(stack)}"
+    curl = f"curl -N{_trust(stack)}"
     return (
         f"\nServing {stack.model_name} at {stack.url}. Try\n\n"
         f"  {curl} {stack.url}/v1/completions -H 'Content-Type: application/json' \\\n"
@@ -144,9 +146,11 @@ def _invitation(stack: Stack, admin_token_file: Path | None) -> str:
     )
 
 
-def _unless_trusted(stack: Stack) -> str:
-    """Returns curl's option for a certificate that is not for the address by which this machine reaches the
-    router."""
+def _trust(stack: Stack) -> str:
+    """Returns curl's option for the router's certificate, which may not be for the address by which this
+    machine reaches the router."""
+    if stack.authority is not None:
+        return f" --cacert {stack.authority.ca}"
     return " -k" if stack.scheme == "https" else ""
 
 
@@ -154,6 +158,12 @@ def _pages(stack: Stack, admin_token_file: Path | None) -> str:
     """Returns the lines that list the metrics pages and the dashboard."""
     pages = {child.name: child.metrics_url for child in (stack.router, *stack.servers)}
     lines = [f"  metrics    {url}  {name}" for name, url in pages.items() if url is not None]
+    if stack.authority is not None:
+        files = stack.authority.files("operator")
+        lines.append(
+            f"             servers show theirs to curl --cacert {files.authorities} -k --cert "
+            f"{files.certificate} --key {files.private_key}"
+        )
     if admin_token_file is not None:
         lines.append(f"  dashboard  {stack.url}/admin/ui  asks for the token in {admin_token_file}")
     else:
@@ -167,6 +177,7 @@ def _status(stack: Stack, supervisor: Supervisor) -> dict[str, object]:
         "model": stack.model_name,
         "pid": os.getpid(),
         "ready": supervisor.is_ready,
+        "tls_folder": None if stack.authority is None else str(stack.authority.folder),
         "processes": [
             {
                 "name": child.name,

@@ -20,10 +20,14 @@ from wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from engine.group.nodes import Nodes
+    from wire.tls.identity_files import IdentityFiles
 
 
-def find_nodes(values: argparse.Namespace, environment: Mapping[str, str]) -> Nodes:
-    """Returns the number of this host, the number of hosts, and the store at which they meet.
+def find_nodes(
+    values: argparse.Namespace, environment: Mapping[str, str], identity: IdentityFiles | None = None
+) -> Nodes:
+    """Returns the number of this host, the number of hosts, and the store at which they meet, with
+    ``identity``.
 
     Raises :class:`ConfigError` for flags and variables that are missing or contradict one another.
     """
@@ -43,15 +47,16 @@ def find_nodes(values: argparse.Namespace, environment: Mapping[str, str]) -> No
                 f"--node-rank {rank} has to find the other hosts: give {flag}, the HOST:PORT on which host 0 "
                 "listens, the same on all hosts"
             )
-        return Nodes(rank, size, GroupStore(address, setting))
+        return Nodes(rank, size, GroupStore(address, setting, identity=identity))
     if (pod := LeaderWorkerSet.find(environment)) is not None:
         _check_size("LWS_GROUP_SIZE", pod.num_pods, size)
-        return Nodes(pod.index, size, GroupStore(address or pod.address(flag), setting))
+        return Nodes(pod.index, size, GroupStore(address or pod.address(flag), setting, identity=identity))
     if (process := Torchrun.find(environment)) is not None:
         _check_size("WORLD_SIZE", process.world_size, size)
         if address is not None:
-            return Nodes(process.rank, size, GroupStore(address, setting))
-        store = GroupStore(process.address(flag), setting, not process.has_store, process.life)
+            return Nodes(process.rank, size, GroupStore(address, setting, identity=identity))
+        agents = process.has_store
+        store = GroupStore(process.address(flag), setting, not agents, process.life, identity)
         return Nodes(process.rank, size, store)
     raise ConfigError(
         f"--nnodes {size}: nothing says which of them this is; give --node-rank and {flag}, or start it by "

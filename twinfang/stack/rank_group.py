@@ -9,10 +9,11 @@ import os
 import signal
 from collections.abc import Sequence
 from contextlib import nullcontext
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING
 
-from twinfang.flags import table
+from twinfang.flags import table, tls
 from twinfang.flags.flag import as_arguments
+from twinfang.flags.tls import identity_files
 from twinfang.stack.child import Child, ChildSpec
 from twinfang.stack.ports import LOOPBACK, free_ports
 from twinfang.stack.rank_place import RankPlace
@@ -22,6 +23,10 @@ from twinfang.stack.stack import SERVER_STOP_GRACE_S, child_environment, rank_ar
 from twinfang.stack.supervisor import Supervisor
 from wire.errors import ConfigError
 from wire.http.address import host_port
+
+if TYPE_CHECKING:
+    from wire.tls.identity import Identity
+    from wire.tls.identity_files import IdentityFiles
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +44,7 @@ _FLAGS = (
     *table.TRACES.flags,
     *(table.ROLE, table.NICE, table.ADVERTISE_HOST, table.TRANSFER_DEADLINE, table.LOCAL_PREFILL),
     *(table.VLLM_METRICS, table.VERIFY_HANDOFFS),
+    *tls.TLS_FLAGS,
 )
 
 
@@ -46,8 +52,15 @@ def run(values: argparse.Namespace, place: RankPlace) -> None:
     """Runs the ranks until SIGTERM or SIGINT. Raises :class:`ConfigError` for ports above 65,535 or
     conflicting ports, and :class:`ChildFailedError` if a rank can't start or dies too often."""
     ranks = plan_ranks(values, place)
-    with probing(values.host, values.probe_port, _probed(ranks)) if values.probe_port else nullcontext():
-        asyncio.run(_supervise(ranks))
+    files = identity_files(values)
+    identity = None if files is None else _identity(files)
+    probes = (
+        probing(values.host, values.probe_port, _probed(ranks), identity)
+        if values.probe_port
+        else nullcontext()
+    )
+    with probes:
+        asyncio.run(_supervise(ranks, identity))
 
 
 def plan_ranks(values: argparse.Namespace, place: RankPlace) -> list[ChildSpec]:
@@ -92,7 +105,9 @@ def _check_probe_port(values: argparse.Namespace, taken: set[int]) -> None:
 
 
 def _probed(ranks: Sequence[ChildSpec]) -> dict[str, str]:
-    return {rank.name: urlsplit(rank.metrics_url).netloc for rank in ranks if rank.metrics_url is not None}
+    return {
+        rank.name: rank.metrics_url.removesuffix("/metrics") for rank in ranks if rank.metrics_url is not None
+    }
 
 
 def _spec(
@@ -100,18 +115,26 @@ def _spec(
 ) -> ChildSpec:
     host = _ANY_ADDRESS.get(values.host, values.host)
     address = host_port(host, port)
+    files = identity_files(values)
+    scheme = "http" if files is None else "https"
     return ChildSpec(
         name,
         tuple(arguments),
         address,
-        lambda: until_serving(address),
+        lambda: until_serving(address, files),
         SERVER_STOP_GRACE_S,
-        metrics_url=f"http://{host_port(host, metrics_port)}/metrics" if metrics_port else None,
+        metrics_url=f"{scheme}://{host_port(host, metrics_port)}/metrics" if metrics_port else None,
         fate="ranks" if values.enable_expert_parallel else "",
     )
 
 
-async def _supervise(ranks: list[ChildSpec]) -> None:
+def _identity(files: IdentityFiles) -> Identity:
+    from wire.tls.identity import Identity  # only with TLS, since its library takes a while to import
+
+    return Identity(files, "server")
+
+
+async def _supervise(ranks: list[ChildSpec], identity: Identity | None) -> None:
     def report(child: Child) -> None:
         if child.is_ready and supervisor.is_ready:
             log.info("%d ranks ready: %s", len(ranks), ", ".join(rank.address for rank in ranks))
@@ -125,4 +148,8 @@ async def _supervise(ranks: list[ChildSpec]) -> None:
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(signum, supervisor.request_stop)
-    await supervisor.run()
+    async with asyncio.TaskGroup() as tasks:
+        watching = None if identity is None else tasks.create_task(identity.watch())
+        await supervisor.run()
+        if watching is not None:
+            watching.cancel()

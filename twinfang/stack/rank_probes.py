@@ -6,25 +6,39 @@ import http.client
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 
 from telemetry.probe_port import ProbePort
+from twinfang.stack.readiness import connection_to
+
+if TYPE_CHECKING:
+    from wire.tls.identity import Identity
 
 ANSWER_S = 1.0
 """A rank that takes longer to answer counts as not ready, and as one that hangs."""
 
 
 @contextmanager
-def probing(host: str, port: int, ranks: Mapping[str, str]) -> Iterator[ProbePort]:
+def probing(
+    host: str, port: int, ranks: Mapping[str, str], identity: Identity | None = None
+) -> Iterator[ProbePort]:
     """Serves ``/readyz``, which answers 200 if every rank's ``/readyz`` does, and ``/healthz``, which answers
-    200 unless a rank hangs. ``ranks``: the address of each rank's own HTTP port, by name.
+    200 unless a rank hangs. ``ranks``: the URL of each rank's own HTTP port, by name.
 
     Raises :class:`ConfigError` for a port that is taken."""
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     probes = ProbePort(
-        host, port, registry, partial(not_ready, ranks), hang=partial(hang, ranks), flag="--probe-port"
+        host,
+        port,
+        registry,
+        partial(not_ready, ranks),
+        hang=partial(hang, ranks),
+        flag="--probe-port",
+        identity=identity,
     )
     try:
         yield probes
@@ -35,11 +49,11 @@ def probing(host: str, port: int, ranks: Mapping[str, str]) -> Iterator[ProbePor
 def not_ready(ranks: Mapping[str, str]) -> str | None:
     """Returns why the first unready rank is not ready. It asks the ranks anew in each call; earlier answers
     don't count."""
-    for name, address in ranks.items():
+    for name, url in ranks.items():
         try:
-            status, said = _ask(address, "/readyz")
+            status, said = _ask(url, "/readyz")
         except (OSError, http.client.HTTPException) as error:
-            return f"{name} does not answer at {address}: {error}"
+            return f"{name} does not answer at {urlsplit(url).netloc}: {error}"
         if status != http.client.OK:
             return f"{name}: {said}"
     return None
@@ -48,11 +62,11 @@ def not_ready(ranks: Mapping[str, str]) -> str | None:
 def hang(ranks: Mapping[str, str]) -> str | None:
     """Returns how the first rank that hangs does so. A rank that is not there does not hang: the process that
     asks starts it again."""
-    for name, address in ranks.items():
+    for name, url in ranks.items():
         try:
-            status, said = _ask(address, "/healthz")
+            status, said = _ask(url, "/healthz")
         except TimeoutError:
-            return f"{name} does not answer at {address} within {ANSWER_S:g} s"
+            return f"{name} does not answer at {urlsplit(url).netloc} within {ANSWER_S:g} s"
         except (OSError, http.client.HTTPException):
             continue
         if status != http.client.OK:
@@ -60,9 +74,9 @@ def hang(ranks: Mapping[str, str]) -> str | None:
     return None
 
 
-def _ask(address: str, path: str) -> tuple[int, str]:
+def _ask(url: str, path: str) -> tuple[int, str]:
     """Returns status and text of a rank's answer."""
-    connection = http.client.HTTPConnection(address, timeout=ANSWER_S)
+    connection = connection_to(url, timeout_s=ANSWER_S)
     try:
         connection.request("GET", path)
         answer = connection.getresponse()

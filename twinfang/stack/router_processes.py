@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from router.config import ProcessPlace
 from router.http.sockets import shared_socket
 from twinfang.flags import router as router_flags
-from twinfang.flags import table
+from twinfang.flags import table, tls
 from twinfang.flags.flag import as_arguments
 from twinfang.process_secret import SECRET_VARIABLE, process_secret
 from twinfang.stack.child import ChildSpec
@@ -61,18 +61,18 @@ def plan_processes(values: argparse.Namespace, port: int) -> list[ChildSpec]:
 
 
 def _process(values: argparse.Namespace, port: int, place: ProcessPlace) -> ChildSpec:
-    flags = [
-        flag for flag in (*router_flags.ROUTER_FLAGS, *table.TRACES.flags) if flag is not router_flags.WORKERS
-    ]
+    given = (*router_flags.ROUTER_FLAGS, *tls.TLS_FLAGS, *table.TRACES.flags)
+    flags = [flag for flag in given if flag is not router_flags.WORKERS]
     arguments = ["router", *as_arguments(flags, values)]
     arguments += ["--host", values.host, "--port", str(port), "--place", str(place)]
     name = f"{values.name or 'router'}-{place.index}"
+    scheme = "http" if values.tls_cert is None else "https"
     arguments += ["--log-level", values.log_level, "--name", name]
     return ChildSpec(
         name,
         tuple(arguments),
         f"{LOOPBACK}:{place.own_port}",
-        lambda: until_answered(f"http://{LOOPBACK}:{place.own_port}/healthz"),
+        lambda: until_answered(f"{scheme}://{LOOPBACK}:{place.own_port}/healthz"),
         values.shutdown_grace + ROUTER_STOP_MARGIN_S,
     )
 

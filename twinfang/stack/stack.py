@@ -10,7 +10,9 @@ from urllib.parse import urlsplit
 from twinfang.flags import ranks as rank_flags
 from twinfang.flags import router as router_flags
 from twinfang.flags import table
+from twinfang.flags import tls as tls_flags
 from twinfang.flags.flag import Flag, as_arguments
+from twinfang.own_authority import OwnAuthority
 from twinfang.stack.child import HURRIED_S, ChildSpec
 from twinfang.stack.cores import usable_cores
 from twinfang.stack.ports import LOOPBACK, free_ports, require_free
@@ -51,6 +53,8 @@ class Stack:
     model_name: str
     scheme: str
     """http or https"""
+    authority: OwnAuthority | None = None
+    """The authority that was made for this stack."""
 
     @property
     def url(self) -> str:
@@ -74,13 +78,15 @@ def plan_stack(values: argparse.Namespace, roles: Mapping[str, int]) -> Stack:
     # Every server may use all cores: prefill comes first, and a thread that finds no core free
     # costs nothing (kernels/cpu/threads.py). Ranks of one server compute at the same time.
     num_threads = threads_each(values, max(place.num_beside for place in places))
+    authority = OwnAuthority.make(values.host) if values.tls else None
     servers = tuple(
-        _server(place, port, metrics_port, num_threads, values)
+        _server(place, port, metrics_port, num_threads, values, authority)
         for place, port, metrics_port in zip(places, ports, metrics_ports, strict=True)
     )
     model_name = values.served_model_name or values.model.name
-    scheme = "http" if values.ssl_certfile is None else "https"
-    return Stack(servers, _router(servers, values, scheme), num_threads, model_name, scheme)
+    scheme = "http" if values.ssl_certfile is None and authority is None else "https"
+    router = _router(servers, values, scheme, authority)
+    return Stack(servers, router, num_threads, model_name, scheme, authority)
 
 
 @dataclass(frozen=True)
@@ -164,7 +170,12 @@ def _ports(num_servers: int, first_metrics_port: int | None) -> tuple[list[int],
 
 
 def _server(
-    place: _Place, port: int, metrics_port: int, num_threads: int, values: argparse.Namespace
+    place: _Place,
+    port: int,
+    metrics_port: int,
+    num_threads: int,
+    values: argparse.Namespace,
+    authority: OwnAuthority | None,
 ) -> ChildSpec:
     role, name = place.role, place.name
     arguments = ["prefill"] if role == "prefill" else ["decode", "--role", role]
@@ -176,14 +187,17 @@ def _server(
         arguments += ["--nice", str(DECODE_NICENESS)]
     arguments += ["--metrics-port", str(metrics_port), *as_arguments(table.TRACES.flags, values)]
     arguments += ["--log-level", values.log_level, "--name", name]
+    arguments += [] if authority is None else authority.arguments("server")
+    files = None if authority is None else authority.files("operator")
+    scheme = "http" if authority is None else "https"
     address = f"{LOOPBACK}:{port}"
     return ChildSpec(
         name,
         tuple(arguments),
         address,
-        lambda: until_serving(address),
+        lambda: until_serving(address, files),
         SERVER_STOP_GRACE_S,
-        f"http://{LOOPBACK}:{metrics_port}/metrics" if metrics_port else None,
+        f"{scheme}://{LOOPBACK}:{metrics_port}/metrics" if metrics_port else None,
         place.fate,
         may_be_forked=True,
     )
@@ -194,7 +208,9 @@ def _tensor_parallel(role: str, values: argparse.Namespace) -> int:
     return int(of_prefill or values.tensor_parallel)
 
 
-def _router(servers: Sequence[ChildSpec], values: argparse.Namespace, scheme: str) -> ChildSpec:
+def _router(
+    servers: Sequence[ChildSpec], values: argparse.Namespace, scheme: str, authority: OwnAuthority | None
+) -> ChildSpec:
     if values.port:
         require_free(values.host, values.port)
     port = values.port or free_ports(1, values.host)[0]
@@ -204,6 +220,7 @@ def _router(servers: Sequence[ChildSpec], values: argparse.Namespace, scheme: st
         arguments += [f"--{server.arguments[0]}", server.address]
     arguments += ["--host", values.host, "--port", str(port)]
     arguments += ["--log-level", values.log_level, "--name", "router"]
+    arguments += [] if authority is None else authority.arguments("router")
     reached_by = _ANY_ADDRESS.get(values.host, values.host)
     address = f"[{reached_by}]:{port}" if ":" in reached_by else f"{reached_by}:{port}"
     num_levels = 1 if values.workers == 1 else 2  # several processes have one more parent
@@ -219,6 +236,6 @@ def _router(servers: Sequence[ChildSpec], values: argparse.Namespace, scheme: st
     )
 
 
-_FLAGS = (*vars(table).values(), *vars(rank_flags).values(), *vars(router_flags).values())
+_FLAGS = [flag for flags in (table, rank_flags, router_flags, tls_flags) for flag in vars(flags).values()]
 _VARIABLES = frozenset(flag.variable for flag in _FLAGS if isinstance(flag, Flag))
 """Environment variables that set a flag of a stack's process."""

@@ -31,6 +31,8 @@ class KeyPair:
     """The host names and addresses that the certificate is for."""
     expires_s: float
     """When the first certificate of the chain expires, in seconds since 1970."""
+    authorities: bytes = b""
+    """PEM: whose certificates are accepted from the other side. Empty: it shows none."""
 
     @classmethod
     def read(cls, files: KeyPairFiles) -> KeyPair:
@@ -56,9 +58,22 @@ class KeyPair:
                 serialization.PrivateFormat.PKCS8,
                 serialization.NoEncryption(),
             ),
-            _names_of(certificates[0]),
+            names_of(certificates[0]),
             min(one.not_valid_after_utc.timestamp() for one in certificates),
+            b"" if files.authorities is None else _authorities_of(files.authorities),
         )
+
+
+def _authorities_of(path: Path) -> bytes:
+    text = _bytes_of(path, "file of authorities")
+    try:
+        found = x509.load_pem_x509_certificates(text)
+    except ValueError as error:
+        raise ConfigError(
+            f"the authorities {path} can't be read: expected PEM, which begins with "
+            "-----BEGIN CERTIFICATE-----"
+        ) from error
+    return b"".join(one.public_bytes(serialization.Encoding.PEM) for one in found)
 
 
 def _key_of(files: KeyPairFiles) -> PrivateKeyTypes:
@@ -69,11 +84,12 @@ def _key_of(files: KeyPairFiles) -> PrivateKeyTypes:
     try:
         return serialization.load_pem_private_key(text, password)
     except TypeError as error:  # encrypted without a password, or the other way round
-        remedy = (
-            "it is encrypted: give `ssl_keyfile_password_file`"
-            if password is None
-            else "it is not encrypted: leave out `ssl_keyfile_password_file`"
-        )
+        if password is not None:
+            remedy = "it is not encrypted: leave out `ssl_keyfile_password_file`"
+        elif files.authorities is None:
+            remedy = "it is encrypted: give `ssl_keyfile_password_file`"
+        else:
+            remedy = "it is encrypted: `tls_key` takes a key without a password"
         raise ConfigError(f"the private key {files.private_key} can't be read: {remedy}") from error
     except Exception as error:  # the library has errors of its own for keys that it does not support
         hint = "expected PEM, which begins with -----BEGIN" if password is None else "is the password right?"
@@ -91,7 +107,12 @@ def _bytes_of(path: Path, what: str) -> bytes:
     return content
 
 
-def _names_of(certificate: x509.Certificate) -> tuple[str, ...]:
+def names_of_der(certificate: bytes) -> tuple[str, ...]:
+    """Return the host names and addresses in a certificate's subjectAltName."""
+    return names_of(x509.load_der_x509_certificate(certificate))
+
+
+def names_of(certificate: x509.Certificate) -> tuple[str, ...]:
     try:
         extension = certificate.extensions.get_extension_for_oid(ExtensionOID.SUBJECT_ALTERNATIVE_NAME)
     except (x509.ExtensionNotFound, ValueError):

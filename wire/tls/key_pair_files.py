@@ -19,12 +19,14 @@ class KeyPairFiles:
     """PEM"""
     password: Path | None = None
     """Has the password of an encrypted key in its only line. None: the key is not encrypted."""
+    authorities: Path | None = None
+    """PEM: the authorities whose certificates are accepted from the other side. None: it shows none."""
 
     def version(self) -> tuple[FileVersion, ...]:
         """Return what changes when a file changes. Kubernetes replaces a Secret's files by moving a symbolic
         link to another folder, so that the file behind the link counts."""
-        paths = (self.certificate, self.private_key, *([] if self.password is None else [self.password]))
-        return tuple(map(_version_of, paths))
+        paths = (self.certificate, self.private_key, self.password, self.authorities)
+        return tuple(_version_of(path) for path in paths if path is not None)
 
 
 def _version_of(path: Path) -> FileVersion:

@@ -19,18 +19,23 @@ class ServerContext:
     one.
     """
 
-    def __init__(self, protocols: Sequence[str]) -> None:
-        """``protocols``: names for ALPN. No connection may come before the first call of :meth:`use`."""
-        self.ssl = _context()
-        self.ssl.set_alpn_protocols(list(protocols))
+    def __init__(self, protocols: Sequence[str] = (), *, asks_callers: bool = False) -> None:
+        """``protocols``: names for ALPN. ``asks_callers``: callers may show a certificate of the pair's
+        authorities; TLS is 1.3. No connection may come before the first call of :meth:`use`."""
+        self._asks_callers = asks_callers
+        self.ssl = self._context()
+        if protocols:
+            self.ssl.set_alpn_protocols(list(protocols))
         self.ssl.sni_callback = self._give_newest
         self._newest = self.ssl
 
     def use(self, pair: KeyPair) -> None:
         """Use ``pair`` for new connections. Raises :class:`ConfigError`; then nothing changes."""
-        context = _context()
+        context = self._context()
         try:
-            _load(context, pair.private_key + pair.certificates)
+            load(context, pair.private_key + pair.certificates)
+            if self._asks_callers:
+                context.load_verify_locations(cadata=pair.authorities.decode())
         except ssl.SSLError as error:
             raise ConfigError(f"OpenSSL refuses the certificate or its key: {error.reason}") from error
         self._newest = context
@@ -38,15 +43,17 @@ class ServerContext:
     def _give_newest(self, connection: ssl.SSLObject, _name: str | None, _first: ssl.SSLContext) -> None:
         connection.context = self._newest
 
+    def _context(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.options |= ssl.OP_NO_RENEGOTIATION  # a client could have us compute handshakes without an end
+        if self._asks_callers:
+            context.minimum_version = ssl.TLSVersion.TLSv1_3
+            context.verify_mode = ssl.CERT_OPTIONAL
+        return context
 
-def _context() -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.options |= ssl.OP_NO_RENEGOTIATION  # a client could have us compute handshakes without an end
-    return context
 
-
-def _load(context: ssl.SSLContext, pem: bytes) -> None:
+def load(context: ssl.SSLContext, pem: bytes) -> None:
     """Load a key and certificates that are in memory. The ssl module takes only paths, so they go into a file
     that has no name and no place on a disk."""
     file = os.memfd_create("key-pair", os.MFD_CLOEXEC)

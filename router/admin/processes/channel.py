@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import httpx2
 from pydantic import BaseModel, ValidationError
 
+from router.access.own_ports import PLAIN, OwnPorts
 from router.admin.views.missing import MissingProcess
 from router.config import ProcessPlace
 from router.http.sockets import LOOPBACK
@@ -38,14 +39,15 @@ class SiblingError(Exception):
 class Siblings:
     """The other processes on this port."""
 
-    def __init__(self, place: ProcessPlace) -> None:
+    def __init__(self, place: ProcessPlace, own_ports: OwnPorts = PLAIN) -> None:
+        self._scheme = own_ports.scheme
         self.ports = {i: port for i, port in enumerate(place.ports) if i != place.index}
         self._silent: set[int] = set()
         self._client = httpx2.AsyncClient(
             headers={"Authorization": f"Bearer {place.secret}"},
             timeout=httpx2.Timeout(TIMEOUT_S, read=None),
             limits=httpx2.Limits(max_connections=None),
-            verify=False,  # nothing is encrypted here, and the machine's certificates take long to read
+            verify=own_ports.called or False,  # the machine's own certificates take long to read
             trust_env=False,
         )
 
@@ -120,4 +122,4 @@ class Siblings:
             raise SiblingError(f"can't be reached ({type(error).__name__})") from error
 
     def _url(self, process: int, path: str) -> str:
-        return f"http://{LOOPBACK}:{self.ports[process]}{PREFIX}{path}"
+        return f"{self._scheme}://{LOOPBACK}:{self.ports[process]}{PREFIX}{path}"

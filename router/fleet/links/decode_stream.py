@@ -12,6 +12,7 @@ from router.fleet.links.kept_stream import KeptStream
 from router.fleet.links.server_connection import MayConnect, require_nothing
 from router.fleet.links.server_link import RESTARTED, AddedBy, ServerLink
 from router.policies.location import NOWHERE, Location
+from wire.channels import Channels
 from wire.codec import encode
 from wire.errors import TwinfangError, UnavailableError
 from wire.messages.generation import (
@@ -23,7 +24,7 @@ from wire.messages.generation import (
     StepNews,
     Submit,
 )
-from wire.rpc import STREAM_PATH, decode_stream_reply, read_long
+from wire.rpc import STREAM_PATH, decode_stream_reply, open_channel, read_long
 
 TakeTokens = Callable[[tuple[int, ...], float], None]
 """Like :meth:`Receiver.take_tokens`."""
@@ -60,6 +61,7 @@ class DecodeStream(ServerLink):
         probe_interval_s: float,
         added_by: AddedBy = "flag",
         location: Location = NOWHERE,
+        channels: Channels = open_channel,
         prefill_addresses: Callable[[ServerInfo], Iterable[str]],
     ) -> None:
         super().__init__(
@@ -70,6 +72,7 @@ class DecodeStream(ServerLink):
             probe_interval_s=probe_interval_s,
             added_by=added_by,
             location=location,
+            channels=channels,
         )
         self._stream = KeptStream(
             self._connection, self.drain, self, path=STREAM_PATH, probe_interval_s=probe_interval_s

@@ -12,6 +12,7 @@ from router.fleet.links.kept_stream import KeptStream
 from router.fleet.links.server_connection import MayConnect, require_nothing
 from router.fleet.links.server_link import RESTARTED, AddedBy, ServerLink
 from router.policies.location import NOWHERE, Location
+from wire.channels import Channels
 from wire.codec import encode
 from wire.errors import TwinfangError, UnavailableError, error_from_code
 from wire.gathered import messages_in
@@ -26,7 +27,7 @@ from wire.messages.generation import (
 )
 from wire.messages.handoff import Abandon, PartialTicket
 from wire.repeated_lines import RepeatedLines
-from wire.rpc import ABANDON, PREFILL_PATH, call, decode_prefill_reply, read_long
+from wire.rpc import ABANDON, PREFILL_PATH, call, decode_prefill_reply, open_channel, read_long
 
 log = logging.getLogger(__name__)
 lines = RepeatedLines(log)
@@ -64,6 +65,7 @@ class PrefillClient(ServerLink):
         probe_interval_s: float,
         added_by: AddedBy = "flag",
         location: Location = NOWHERE,
+        channels: Channels = open_channel,
         on_appear: Callable[[PrefillClient], None],
     ) -> None:
         super().__init__(
@@ -74,6 +76,7 @@ class PrefillClient(ServerLink):
             probe_interval_s=probe_interval_s,
             added_by=added_by,
             location=location,
+            channels=channels,
         )
         self._stream = KeptStream(
             self._connection, self.drain, self, path=PREFILL_PATH, probe_interval_s=probe_interval_s

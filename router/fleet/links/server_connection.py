@@ -9,6 +9,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 
+from wire.channels import Channels
 from wire.codec import PROTOCOL_VERSION
 from wire.errors import ConfigError, DeadlineError, ProtocolVersionError, TwinfangError
 from wire.health import watch_health
@@ -50,12 +51,13 @@ class Connection:
         served_models: frozenset[str] | None = None,
         *,
         may_connect: MayConnect = require_nothing,
+        channels: Channels = open_channel,
     ) -> None:
         self.address = address
         self.roles = roles
         self._served_models = served_models
         self._may_connect = may_connect
-        self.channel = open_channel(address)
+        self.channel = channels(address)
         self.is_serving = True
         """False while the server's own health service reports that the server does not serve. A server that
         reports nothing is taken to serve."""

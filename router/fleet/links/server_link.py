@@ -13,9 +13,11 @@ from router.fleet.links.kept_stream import KeptStream
 from router.fleet.links.server_connection import Connection, MayConnect
 from router.fleet.links.server_drain import ServerDrain
 from router.policies.location import Location
+from wire.channels import Channels
 from wire.messages.generation import ServerInfo, ServerStats
 from wire.messages.handoff import Role
 from wire.messages.prefixes import PrefixNews
+from wire.rpc import open_channel
 
 PoolRole = Literal["prefill", "decode"]
 """The pool that a server is in. A server that does both is in the pool of decode servers."""
@@ -48,6 +50,7 @@ class ServerLink:
         probe_interval_s: float,
         added_by: AddedBy,
         location: Location,
+        channels: Channels = open_channel,
     ) -> None:
         self.pool_role = pool_role
         self.address = address
@@ -55,7 +58,9 @@ class ServerLink:
         self.added_by = added_by
         self.worker_id = worker_id(pool_role, address)
         self.assignments = Assignments(time.monotonic)
-        self._connection = Connection(address, ROLES[pool_role], served_models, may_connect=may_connect)
+        self._connection = Connection(
+            address, ROLES[pool_role], served_models, may_connect=may_connect, channels=channels
+        )
         self.drain = ServerDrain(self._connection)
         self._probe_interval_s = probe_interval_s
         self._tasks: list[asyncio.Task[None]] = []

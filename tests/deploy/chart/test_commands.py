@@ -27,6 +27,7 @@ from wire.server import DRAIN_S, STOP_GRACE_S
 
 SET_BY_THE_CHART = {
     *("host", "port", "advertise-host", "metrics-port", "model", "served-model-name", "device"),
+    *("tls-cert", "tls-key", "tls-ca", "tls-names"),
     *("tensor-parallel", "hang-deadline", "speculative", "drafter"),
     *("otlp-endpoint", "prefill", "decode", "name"),
     *("kubernetes-namespace", "kubernetes-selector", "kubeconfig"),

@@ -12,6 +12,7 @@ from engine.group import store as group_store
 from engine.group.nodes import Nodes
 from engine.group.store import GroupStore
 from engine.ranks.node_links import NodeLinks, call_rank_0
+from testing.certificates import Authority
 from twinfang.stack.ports import LOOPBACK, free_ports
 from wire.errors import ConfigError, DeadlineError
 from wire.messages.ranks import RankLeaves
@@ -89,3 +90,21 @@ def test_an_address_that_is_no_name_is_refused_after_a_while(monkeypatch, caplog
     with pytest.raises(ConfigError, match=r"`nodes.store` no-such-host.invalid:8290 can't be resolved"):
         nowhere.open(is_first=False, timeout_s=0.05)
     assert caplog.text.count("can't be resolved") == 1
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_with_tls_a_host_has_to_be_known(callers, tmp_path, is_known):
+    authority = Authority()
+    other = authority if is_known else Authority()
+    place = replace(store(), identity=authority.identity(tmp_path, "server"))
+    (tmp_path / "other").mkdir()
+    theirs = replace(place, identity=other.identity(tmp_path / "other", "server", trusts=authority))
+    links = NodeLinks(Nodes(0, 2, place), 2)
+    calling = callers.submit(call_rank_0, Nodes(1, 2, theirs), 1, 2)
+    if not is_known:
+        with pytest.raises(DeadlineError, match=r"`nodes.store` .* is not answered|could not be reached"):
+            calling.result(SOON_S)
+        return
+    ((rank, ours),) = links.accept()
+    calling.result(SOON_S).send(RankLeaves())
+    assert (rank, ours.receive(RankLeaves)) == (1, RankLeaves())

@@ -12,9 +12,9 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 
 from router.access import issuer_keys
-from router.access.bearer_tokens import LEEWAY_S, MAX_TOKEN_BYTES, BearerTokens
-from router.access.issuer_keys import IssuerKeys
 from router.access.key_limits import KeyLimits
+from router.access.tokens.bearer_tokens import LEEWAY_S, MAX_TOKEN_BYTES, BearerTokens
+from router.access.tokens.issuer_keys import IssuerKeys
 from router.config import TokenIssuer
 from testing.router.token_issuer import AUDIENCE, KEYS_PATH, SigningKey, encoded, running_issuer
 from wire.errors import AuthenticationError, ConfigError, UnavailableError

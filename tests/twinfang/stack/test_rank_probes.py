@@ -32,7 +32,7 @@ def ranks():
         for name in reasons:
             port = ProbePort("127.0.0.1", 0, CollectorRegistry(), lambda name=name: reasons[name])
             stack.callback(port.close)
-            ports[name] = f"127.0.0.1:{port.port}"
+            ports[name] = f"http://127.0.0.1:{port.port}"
         yield reasons, ports
 
 
@@ -52,15 +52,18 @@ def test_one_that_is_not_there_or_frozen_is_not_ready(ranks, monkeypatch):
     reasons["decode-0"] = None
     monkeypatch.setattr(rank_probes, "ANSWER_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent, probing("127.0.0.1", 0, ports) as probes:
-        ports["decode-2"] = f"127.0.0.1:{silent.getsockname()[1]}"
+        ports["decode-2"] = f"http://127.0.0.1:{silent.getsockname()[1]}"
         assert asked(probes.port, "/readyz")[0] == 503
-        ports["decode-2"] = f"127.0.0.1:{free_ports(1)[0]}"
+        ports["decode-2"] = f"http://127.0.0.1:{free_ports(1)[0]}"
         status, said = asked(probes.port, "/readyz")
-        assert (status, f"decode-2 does not answer at {ports['decode-2']}" in said) == (503, True)
+        assert (
+            status,
+            f"decode-2 does not answer at {ports['decode-2'].removeprefix('http://')}" in said,
+        ) == (503, True)
 
 
 def test_a_rank_that_hangs_or_is_frozen_fails_liveness_and_one_that_starts_again_does_not(monkeypatch):
-    hung, gone = "the engine hangs: a step has lasted for 600 s", f"127.0.0.1:{free_ports(1)[0]}"
+    hung, gone = "the engine hangs: a step has lasted for 600 s", f"http://127.0.0.1:{free_ports(1)[0]}"
     rank = ProbePort("127.0.0.1", 0, CollectorRegistry(), lambda: "starting", hang=lambda: hung)
     monkeypatch.setattr(rank_probes, "ANSWER_S", 0.1)
     ports = {"decode-0": gone}
@@ -70,9 +73,9 @@ def test_a_rank_that_hangs_or_is_frozen_fails_liveness_and_one_that_starts_again
         probing("127.0.0.1", 0, ports) as probes,
     ):
         assert asked(probes.port, "/healthz") == (200, "ok\n")
-        ports["decode-1"] = f"127.0.0.1:{rank.port}"
+        ports["decode-1"] = f"http://127.0.0.1:{rank.port}"
         assert asked(probes.port, "/healthz") == (503, f"decode-1: {hung}\n")
-        ports["decode-1"] = f"127.0.0.1:{frozen.getsockname()[1]}"
+        ports["decode-1"] = f"http://127.0.0.1:{frozen.getsockname()[1]}"
         status, said = asked(probes.port, "/healthz")
         assert (status, said.startswith("decode-1 does not answer at")) == (503, True)
 

@@ -17,20 +17,21 @@ app.kubernetes.io/component: autoscale
 - {{ printf "--host=%s" (include "twinfang.anyHost" .) | quote }}
 - --metrics-port=18300
 - --router-metrics={{ include "twinfang.routerScheme" . | lower }}://{{ $name }}-router-metrics:8000/metrics
-{{- if .Values.router.tls.secretName }}
-- {{ printf "--router-server-name=%s" .Values.router.tls.serverName | quote }}
-{{- if .Values.router.tls.caKey }}
+{{- if (include "twinfang.routerTls" . | fromYaml).secretName }}
+- {{ printf "--router-server-name=%s" (include "twinfang.routerTls" . | fromYaml).serverName | quote }}
+{{- if (include "twinfang.routerTls" . | fromYaml).caKey }}
 - --router-ca-file=/etc/twinfang/router-ca/ca.crt
 {{- end }}
 {{- end }}
 {{- range $role := list "prefill" "decode" }}
 {{- range $i := until (include "twinfang.mostServers" (dict "root" $ "role" $role) | int) }}
-- --{{ $role }}-metrics=http://{{ $name }}-{{ $role }}:{{ add (include "twinfang.serverMetricsPort" $role | int) $i }}/metrics
+- --{{ $role }}-metrics={{ include "twinfang.serverScheme" $ | lower }}://{{ $name }}-{{ $role }}:{{ add (include "twinfang.serverMetricsPort" $role | int) $i }}/metrics
 {{- end }}
 {{- if $.Values.autoscale.apply }}
 - --{{ $role }}-deployment={{ include "twinfang.onlyPool" (dict "root" $ "role" $role) }}
 {{- end }}
 {{- end }}
+{{- include "twinfang.tlsArguments" (dict "root" . "role" "operator") }}
 {{- if .Values.autoscale.apply }}
 - --kubernetes-namespace={{ .Release.Namespace }}
 - --apply

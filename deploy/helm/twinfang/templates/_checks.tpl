@@ -37,6 +37,7 @@
 {{- include "twinfang.imageChecks" (dict "where" "image" "image" $values.image) -}}
 {{- include "twinfang.imageChecks" (dict "where" "routerImage" "image" $values.routerImage) -}}
 {{- include "twinfang.routerChecks" . -}}
+{{- include "twinfang.tlsChecks" . -}}
 {{- include "twinfang.strategyChecks" (dict "where" "router" "strategy" $values.router.strategy) -}}
 {{- $ports := splitList "-" $values.nixl.portRange -}}
 {{- if or (gt (int (first $ports)) (int (last $ports))) (gt (int (last $ports)) 65535) -}}

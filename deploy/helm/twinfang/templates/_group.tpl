@@ -81,10 +81,11 @@ NAME-0-1.NAME.NAMESPACE and so on. The command runs in a shell, because hooks ex
 */}}
 {{- define "twinfang.drainCommand" -}}
 {{- $timeout := printf "--timeout=%v" .pool.drainSeconds -}}
+{{- $tls := include "twinfang.tlsArguments" (dict "root" .root "role" "operator") | fromYamlArray -}}
 {{- $isItsOwn := and (include "twinfang.spansPods" .) (not .part) -}}
 {{- if or $isItsOwn (not (include "twinfang.isGroup" .)) -}}
 {{- $host := ternary "[::1]" "127.0.0.1" (eq .root.Values.ipFamily "IPv6") -}}
-{{- toYaml (list "twinfang" "drain" (printf "--server=%s:%s" $host (include "twinfang.serverPorts" .)) $timeout) -}}
+{{- toYaml (concat (list "twinfang" "drain" (printf "--server=%s:%s" $host (include "twinfang.serverPorts" .)) $timeout) $tls) -}}
 {{- else -}}
 {{- $ports := include "twinfang.serverPorts" . -}}
 {{- $servers := list (printf "--server=$LWS_LEADER_ADDRESS:%s" $ports) -}}
@@ -93,7 +94,7 @@ NAME-0-1.NAME.NAMESPACE and so on. The command runs in a shell, because hooks ex
 {{- $servers = append $servers (printf "--server=${LWS_LEADER_ADDRESS%%%%.*}-%d.${LWS_LEADER_ADDRESS#*.}:%s" $i $ports) -}}
 {{- end -}}
 {{- end -}}
-{{- toYaml (list "sh" "-c" (printf "exec twinfang drain %s %s" (join " " $servers) $timeout)) -}}
+{{- toYaml (list "sh" "-c" (printf "exec twinfang drain %s" (join " " (concat $servers (list $timeout) $tls)))) -}}
 {{- end -}}
 {{- end -}}
 

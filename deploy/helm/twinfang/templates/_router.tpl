@@ -87,12 +87,12 @@ spec:
 
 {{/* HTTP or HTTPS, as probes write it. */}}
 {{- define "twinfang.routerScheme" -}}
-{{- ternary "HTTPS" "HTTP" (not (empty .Values.router.tls.secretName)) -}}
+{{- ternary "HTTPS" "HTTP" (not (empty (include "twinfang.routerTls" . | fromYaml).secretName)) -}}
 {{- end -}}
 
 {{/* For pods that check routers' certificates: the authority's certificate from the routers' secret, without their key. */}}
 {{- define "twinfang.routerCaMount" -}}
-{{- if and .Values.router.tls.secretName .Values.router.tls.caKey -}}
+{{- if and (include "twinfang.routerTls" . | fromYaml).secretName (include "twinfang.routerTls" . | fromYaml).caKey -}}
 - name: router-ca
   mountPath: /etc/twinfang/router-ca
   readOnly: true
@@ -100,19 +100,19 @@ spec:
 {{- end -}}
 
 {{- define "twinfang.routerCaVolume" -}}
-{{- if and .Values.router.tls.secretName .Values.router.tls.caKey -}}
+{{- if and (include "twinfang.routerTls" . | fromYaml).secretName (include "twinfang.routerTls" . | fromYaml).caKey -}}
 - name: router-ca
   secret:
-    secretName: {{ .Values.router.tls.secretName }}
+    secretName: {{ (include "twinfang.routerTls" . | fromYaml).secretName }}
     defaultMode: 0440
     items:
-      - key: {{ .Values.router.tls.caKey | quote }}
+      - key: {{ (include "twinfang.routerTls" . | fromYaml).caKey | quote }}
         path: ca.crt
 {{- end -}}
 {{- end -}}
 
 {{- define "twinfang.routerChecks" -}}
-{{- if and .Values.autoscale.enabled .Values.router.tls.secretName (not .Values.router.tls.serverName) -}}
+{{- if and .Values.autoscale.enabled (include "twinfang.routerTls" . | fromYaml).secretName (not (include "twinfang.routerTls" . | fromYaml).serverName) -}}
 {{- fail "autoscale.enabled with router.tls: the autoscaler checks routers' certificates; set router.tls.serverName to the name in them" -}}
 {{- end -}}
 {{- with .Values.router.autoscaling -}}
@@ -143,10 +143,11 @@ spec:
 - --kubernetes-namespace={{ .Release.Namespace }}
 - --kubernetes-selector=app.kubernetes.io/instance={{ .Release.Name }},twinfang.io/role
 - --shutdown-grace={{ include "twinfang.shutdownGrace" . }}
-{{- if .Values.router.tls.secretName }}
+{{- if (include "twinfang.routerTls" . | fromYaml).secretName }}
 - --ssl-certfile=/etc/twinfang/tls/tls.crt
 - --ssl-keyfile=/etc/twinfang/tls/tls.key
 {{- end }}
+{{- include "twinfang.tlsArguments" (dict "root" . "role" "router") }}
 {{- if or .Values.auth.apiKeys.existingSecret .Values.auth.apiKeys.lines }}
 - {{ printf "--api-keys-file=/etc/twinfang/api-keys/%s" .Values.auth.apiKeys.key | quote }}
 {{- end }}
@@ -254,10 +255,13 @@ containers:
       {{- with include "twinfang.routerModelMounts" . | trim }}
       {{- . | nindent 6 }}
       {{- end }}
-      {{- if .Values.router.tls.secretName }}
+      {{- if (include "twinfang.routerTls" . | fromYaml).secretName }}
       - name: tls
         mountPath: /etc/twinfang/tls
         readOnly: true
+      {{- end }}
+      {{- with include "twinfang.tlsMounts" (dict "root" . "roles" (list "router")) | trim }}
+      {{- . | nindent 6 }}
       {{- end }}
       {{- if $keys }}
       - name: api-keys
@@ -275,11 +279,14 @@ volumes:
   {{- with include "twinfang.routerModelVolumes" . | trim }}
   {{- . | nindent 2 }}
   {{- end }}
-  {{- with .Values.router.tls.secretName }}
+  {{- with (include "twinfang.routerTls" . | fromYaml).secretName }}
   - name: tls
     secret:
       secretName: {{ . }}
       defaultMode: 0440
+  {{- end }}
+  {{- with include "twinfang.tlsVolumes" (dict "root" . "roles" (list "router")) | trim }}
+  {{- . | nindent 2 }}
   {{- end }}
   {{- if $keys }}
   - name: api-keys

@@ -71,6 +71,7 @@ twinfang.io/port: {{ include "twinfang.serverPorts" . | quote }}
 {{- end }}
 {{- end }}
 {{- end }}
+{{- include "twinfang.tlsArguments" (dict "root" .root "role" "server") }}
 {{- with $values.tracing.otlpEndpoint }}
 - {{ printf "--otlp-endpoint=%s" . | quote }}
 {{- end }}
@@ -173,6 +174,9 @@ livenessProbe:
   httpGet:
     path: /healthz
     port: {{ ternary "metrics" "probes" $alone }}
+    {{- if .root.Values.tls.enabled }}
+    scheme: HTTPS
+    {{- end }}
   periodSeconds: 10
   timeoutSeconds: 5
   failureThreshold: 6
@@ -180,13 +184,22 @@ livenessProbe:
 {{- end -}}
 
 {{- define "twinfang.serverReadiness" -}}
-{{- if eq (include "twinfang.serversPerPod" . | int) 1 -}}
+{{- if and (eq (include "twinfang.serversPerPod" . | int) 1) .root.Values.tls.enabled -}}
+{{- /* A kubelet's gRPC probes have no TLS. */ -}}
+httpGet:
+  path: /readyz
+  port: metrics
+  scheme: HTTPS
+{{- else if eq (include "twinfang.serversPerPod" . | int) 1 -}}
 grpc:
   port: {{ include "twinfang.serverPort" .role }}
 {{- else -}}
 httpGet:
   path: /readyz
   port: probes
+  {{- if .root.Values.tls.enabled }}
+  scheme: HTTPS
+  {{- end }}
 {{- end -}}
 {{- end -}}
 
@@ -269,6 +282,9 @@ containers:
       {{- if .root.Values.model.volume }}
       {{- include "twinfang.modelMount" (dict "name" "model" "path" "/models") | nindent 6 }}
       {{- end }}
+      {{- with include "twinfang.tlsMounts" (dict "root" .root "roles" (list "server" "operator")) | trim }}
+      {{- . | nindent 6 }}
+      {{- end }}
 volumes:
   - name: shared-memory
     emptyDir:
@@ -278,6 +294,9 @@ volumes:
     emptyDir: {}
   - name: cache
     {{- toYaml (.pool.cacheVolume | default (dict "emptyDir" dict)) | nindent 4 }}
+  {{- with include "twinfang.tlsVolumes" (dict "root" .root "roles" (list "server" "operator")) | trim }}
+  {{- . | nindent 2 }}
+  {{- end }}
   {{- with .root.Values.model.volume }}
   {{- include "twinfang.modelVolume" (dict "name" "model" "volume" . "fetches" $.root.Values.model.download.source) | nindent 2 }}
   {{- end }}

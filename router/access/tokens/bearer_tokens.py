@@ -26,9 +26,9 @@ from jwt.exceptions import (
 )
 
 from router.access.api_keys import ApiKey
-from router.access.claims import key_of_claims
-from router.access.issuer_keys import IssuerKeys
-from router.access.public_keys import ALGORITHMS, PublicKeys
+from router.access.tokens.claims import key_of_claims
+from router.access.tokens.issuer_keys import IssuerKeys
+from router.access.tokens.public_keys import ALGORITHMS, PublicKeys
 from router.config import TokenIssuer
 from router.http.openai_errors import shown
 from wire.errors import AuthenticationError

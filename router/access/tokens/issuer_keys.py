@@ -22,7 +22,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from router.access.public_keys import PublicKey, PublicKeys
+from router.access.tokens.public_keys import PublicKey, PublicKeys
 from router.background import cancel_and_wait
 from router.config import TokenIssuer
 from wire.errors import ConfigError, UnavailableError

@@ -1,0 +1,1 @@
+"""Bearer tokens of an issuer: their claims, and the keys that sign them."""
