@@ -1,6 +1,6 @@
 """Installs packages into an environment, each from a file that hashes.txt lists by its digest.
 
-    python3 install_hashed.py HASHES PYTHON REQUIREMENT…        # a requirement may be `-r FILE` or our own wheel
+    python3 install_hashed.py HASHES PYTHON REQUIREMENT…     # or `-r FILE`, or our own wheel
 
 The environment's pip decides which packages are missing there, at the versions of HASHES, and writes it down
 without installing anything. Then pip installs these in its hash-checking mode. Two steps, because that mode
@@ -66,9 +66,9 @@ def hashed_lines(listed: dict[tuple[str, str], list[str]], plan: list[dict[str, 
         hashes = listed.get((name, version))
         if not hashes:
             raise LookupError(
-                f"hashes.txt does not list {name} {version}, which pip would take from {one['download_info']['url']}: "
-                "run `make hashes`; or, if your index has a build of its own, give the build TORCH_INDEX_URL "
-                "(torch) or an index with the public build"
+                f"hashes.txt does not list {name} {version}, which pip would take from "
+                f"{one['download_info']['url']}: run `make hashes`. If your index has a build of its own, "
+                "name the public one; for torch, name yours in TORCH_INDEX_URL"
             )
         lines.append(" ".join([f"{name}=={version}", *(f"--hash={digest}" for digest in hashes)]) + "\n")
     return lines

@@ -23,8 +23,8 @@ BUILD_REQUIREMENTS = DOCKER / "build_requirements.txt"
 EXTRAS = ("otel", "kubernetes", "redis", "s3")
 """Of pyproject.toml, all that any image has."""
 TORCH_DECIDES = {"triton"}
-"""torch for CUDA names the exact version that it was built with. The images take that one; constraints.txt has
-the newest one, with torch for CPUs, which needs none."""
+"""The public build of torch, for CUDA, names one exact version, and images have it. constraints.txt has a
+newer one beside torch for CPUs, which names none."""
 HEADER = "# Made by `make hashes` from constraints.txt and pyproject.toml; read by install_hashed.py.\n"
 
 
