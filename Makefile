@@ -11,7 +11,7 @@ PIP_INSTALL = $(BIN)/python -m pip install -qq --disable-pip-version-check -c co
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all test-kubernetes test-cluster lint bench gpu clean
+.PHONY: help demo test test-all test-kubernetes test-cluster lint hashes bench gpu clean
 
 help:  ## these lines
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*##/\t/' | expand -t 18
@@ -39,6 +39,10 @@ lint: $(READY)  ## ruff, mypy, import-linter, rooms, messages
 	@$(BIN)/lint-imports
 	@$(BIN)/python -m testing.rooms
 	@$(BIN)/python -m testing.protocol
+
+hashes: $(READY)  ## deploy/docker/hashes.txt, after a change of constraints.txt or of dependencies
+	@$(PIP_INSTALL) uv
+	@$(BIN)/python -m testing.deploy.image_hashes
 
 bench: $(READY)  ## `up` and `serve` beside vLLM, its pair, llama.cpp and transformers, an hour; VLLM=environment LLAMA=folder
 	@$(BIN)/python -m benchmarks.side_by_side $(if $(VLLM),--vllm "$(VLLM)") $(if $(LLAMA),--llama "$(LLAMA)") --publish

@@ -14,6 +14,17 @@ variable "VERSION" {
 variable "TORCH_INDEX_URL" {
   default = ""
 }
+# Base images, better by digest: python:3.11.14-slim-bookworm@sha256:…
+variable "PYTHON_IMAGE" {
+  default = "python:3.11.14-slim-bookworm"
+}
+variable "CUDA_IMAGE" {
+  default = "nvidia/cuda:13.0.2-base-ubuntu24.04"
+}
+# SOURCE_DATE_EPOCH=$(git log -1 --format=%ct): the time of the wheel's files, the SBOM and the images.
+variable "SOURCE_DATE_EPOCH" {
+  default = "315532800"
+}
 
 group "default" {
   targets = ["router", "cpu", "cuda"]
@@ -21,6 +32,13 @@ group "default" {
 
 target "image" {
   dockerfile = "deploy/docker/Dockerfile"
+  # Which base images (by digest), arguments and commit made it: docker buildx imagetools inspect IMAGE --format '{{json .Provenance}}'
+  attest = ["type=provenance,mode=max"]
+  args = {
+    PYTHON_IMAGE      = PYTHON_IMAGE
+    CUDA_IMAGE        = CUDA_IMAGE
+    SOURCE_DATE_EPOCH = SOURCE_DATE_EPOCH
+  }
 }
 
 target "router" {

@@ -89,6 +89,7 @@ def _build(buildah: Buildah, target: str, settings: Path, wheels: Path | None) -
     if wheels is not None:
         mounts += ["--volume", f"{wheels.resolve()}:/wheelhouse:ro"]
         lines.append("find-links = /wheelhouse")
+        mounts += ["--build-arg", "TORCH_INDEX_URL=file:///wheelhouse"]  # no index, so pip takes the links
     settings.write_text("\n".join([*lines, ""]))
     command = ["bud", "--isolation", "chroot", "--layers=false", "--network", "host", *mounts]
     command += [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -9,8 +10,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from packaging.utils import canonicalize_name
 
 from testing.deploy.helm import DEPLOY
+from testing.deploy.image_hashes import HASHES, pins
 
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 BASE_PACKAGES = "python3,python3-venv,ca-certificates"
@@ -91,6 +94,11 @@ def test_the_routers_image_runs_routers_as_nobody_and_has_no_torch(
     packages = run("ls", *(f"/opt/twinfang/lib/{p}/site-packages" for p in python_of(run))).stdout.split()
     assert "fastapi" in packages
     assert not {"torch", "numba", "numpy", "nixl"} & set(packages)
+    listed = json.loads(run("cat", "/opt/twinfang/share/sbom.cdx.json").stdout)
+    assert listed["metadata"]["component"]["name"] == "twinfang"
+    versions = {canonicalize_name(one["name"]): one["version"] for one in listed["components"]}
+    assert versions.items() <= pins(HASHES.read_text(encoding="utf-8")).items()
+    assert "fastapi" in versions
 
 
 def python_of(run: Callable[..., subprocess.CompletedProcess[str]]) -> list[str]:
