@@ -108,7 +108,7 @@ class World(ExchangeListener):
             post=lambda event: event(),
             answer=lambda callback, *args: callback(*args),
         )
-        server = SimpleNamespace(port=2, fail=None, add_service=lambda name, handlers: None)
+        server = SimpleNamespace(port=2, fail=None, identity=None, add_service=lambda name, handlers: None)
         self.exchange = StateExchange(
             host,
             server,

@@ -91,7 +91,7 @@ async def test_a_router_may_prefill_and_may_not_touch_leases(files, caplog):
             async with TlsChannels(router)(f"127.0.0.1:{server.port}") as channel:
                 with pytest.raises(UnavailableError, match=r"twinfang.Transfer is for server, and .* router"):
                     await call(channel, END_LEASE, EndLease("a", 1, 1), timeout_s=PROMPT_S)
-    (line,) = caplog.messages
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "wire.callers"]
     assert "is refused: twinfang.Transfer is for server" in line
 
 

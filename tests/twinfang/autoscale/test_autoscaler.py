@@ -208,7 +208,7 @@ async def test_limits_are_kept(make_fleet, pages):
     ("given", "match"),
     [
         ([], "--router-metrics URL"),
-        (["--prefill-metrics", "https://a/metrics"], "expected a URL, http://"),
+        (["--prefill-metrics", "ftp://a/metrics"], "expected a URL, http://"),
         (["--min-prefill", "4", "--max-prefill", "3"], "--min-prefill 4 is above --max-prefill 3"),
         (["--window", "20"], "--window 20 is too short"),
         (["--apply"], "needs something to scale"),

@@ -8,6 +8,7 @@ import pytest
 
 from testing.router.scripted_servers import ScriptedDecode, server_info, server_stats
 from twinfang.commands import drain
+from twinfang.flags.tls import TLS_FLAGS
 from twinfang.flags.values import addresses
 from twinfang.stack.ports import free_ports
 from wire.errors import ConfigError, DeadlineError
@@ -31,8 +32,13 @@ def routers_look_at_once(monkeypatch):
     monkeypatch.setattr(drain, "SETTLE_S", 0.0)
 
 
+def given(**values):
+    """Values of flags, without those of mutual TLS."""
+    return argparse.Namespace(**{flag.dest: flag.default for flag in TLS_FLAGS} | values)
+
+
 async def drained(*several, timeout_s=30.0):
-    run = drain.prepare(argparse.Namespace(server=[addresses(one) for one in several], timeout=timeout_s))
+    run = drain.prepare(given(server=[addresses(one) for one in several], timeout=timeout_s))
     await asyncio.to_thread(run)
 
 
@@ -74,4 +80,4 @@ def test_a_range_is_all_of_its_ports():
 
 def test_no_address_is_refused():
     with pytest.raises(ConfigError, match="twinfang drain HOST:PORT"):
-        drain.prepare(argparse.Namespace(server=[], timeout=1.0))
+        drain.prepare(given(server=[], timeout=1.0))

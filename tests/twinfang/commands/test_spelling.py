@@ -25,8 +25,8 @@ ABOVE = [
     for path in (ROOT / room).rglob("*.py")
 ]
 NAMES = {flag.name for command in COMMANDS for group in command.groups for flag in group.flags}
-OTHER_FLAGS = {"--help", "--version", "--lifeline", "--turn", "--pid"}
-"""Flags of every command, a flag that only child processes get, and a flag of docker."""
+OTHER_FLAGS = {"--help", "--version", "--lifeline", "--turn", "--pid", "--cacert", "--cert", "--key"}
+"""Flags of every command, flags that only child processes get, and flags of docker and curl."""
 GIB = 1 << 30
 
 
