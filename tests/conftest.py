@@ -31,6 +31,7 @@ def bundled_model() -> Path:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--with-tls", action="store_true", help="end-to-end tests: stacks with mutual TLS")
     parser.addoption("--model-table", action="store_true", help="write the table of docs/models.md anew")
 
 

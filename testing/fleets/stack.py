@@ -27,12 +27,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import psutil
 import pytest
 
 from testing.conditions import wait_until
-from testing.fleets import slowed
+from testing.fleets import slowed, tls_run
 from testing.fleets.fault_folder import FOLDER_VARIABLE, switched_on
 from testing.fleets.fleet import CALL_TIMEOUT_S, START_DEADLINE_S
 from twinfang.launch import LaunchedStack, launch
@@ -42,6 +43,7 @@ from wire.channels import TlsChannels
 from wire.messages.generation import GetStats, ServerStats
 from wire.rpc import GET_STATS, call, open_channel
 from wire.tls.identity import Identity
+from wire.tls.peer_names import PeerRole
 
 STOP_DEADLINE_S = 40.0
 FAULTS_FOLDER = "faults"
@@ -72,18 +74,36 @@ class Stack(LaunchedStack):
             if process.name != "router" and (not names or process.name in names)
         ]
 
-        channels = open_channel if self.authority is None else operator_channels(self.authority)
-
-        async def ask(address: str) -> ServerStats:
-            async with channels(address) as channel:
+        async def ask(name: str) -> ServerStats:
+            async with self.channel(name, "operator") as channel:
                 reply: ServerStats = await call(channel, GET_STATS, GetStats(), timeout_s=CALL_TIMEOUT_S)
                 return reply
 
         async def ask_all() -> list[ServerStats]:
-            return await asyncio.gather(*(ask(server.address) for server in servers))
+            return await asyncio.gather(*(ask(server.name) for server in servers))
 
         answers = run_async(ask_all)
         return {server.name: stats for server, stats in zip(servers, answers, strict=True)}
+
+    def channel(
+        self, name: str, role: PeerRole = "router"
+    ) -> contextlib.AbstractAsyncContextManager[grpc.aio.Channel]:
+        """Opens a channel to a server, with the certificate of ``role`` if the stack has TLS."""
+        address = self.processes()[name].address
+        if self.authority is None:
+            return open_channel(address)
+        return TlsChannels(Identity(self.authority.files(role), role))(address)
+
+    def metrics(self, name: str) -> str:
+        """Returns the metrics page of a process."""
+        url, trust = self.processes()[name].metrics_url, self.trust()
+        assert url is not None, f"{name} has no metrics page"
+        if self.authority is not None:
+            files = self.authority.files("operator")
+            assert isinstance(trust, ssl.SSLContext)
+            trust.load_cert_chain(files.certificate, files.private_key)
+            trust.check_hostname = False
+        return httpx.get(url, timeout=CALL_TIMEOUT_S, verify=trust).raise_for_status().text
 
     def wait_until(self, condition: Callable[[], object], what: str, timeout_s: float = 30.0) -> None:
         """Waits as :func:`testing.conditions.wait_until`. Its errors carry the end of the log as a note."""
@@ -173,6 +193,8 @@ def running_stack(
         stack = start_stack(Path(folder), command, *flags, environment=environment, module=module)
         try:
             stack.wait_until_ready(deadline_s)
+            if tls_run.current is not None:
+                tls_run.current.note(stack)
             yield stack
         except BaseException as error:
             error.add_note(f"--- log of twinfang {command} {' '.join(flags)}\n{stack.log_tail}")
@@ -201,6 +223,8 @@ def start_stack(
     environment = {FOLDER_VARIABLE: str(folder / FAULTS_FOLDER)} | (environment or {})
     if "--steps-ahead" in flags and flags[flags.index("--steps-ahead") + 1] == "1":
         environment = {"TWINFANG_SANITIZE": "0"} | environment
+    if tls_run.current is not None and "--tls" not in flags:
+        flags = (*flags, "--tls")
     launched = launch(folder, command, *flags, environment=environment, module=module)
     return Stack(launched.supervisor, folder)
 
@@ -220,10 +244,6 @@ def running_router(*flags: str, deadline_s: float = START_DEADLINE_S) -> Iterato
     finally:
         router.terminate()
         router.wait(STOP_DEADLINE_S)
-
-
-def operator_channels(authority: OwnAuthority) -> TlsChannels:
-    return TlsChannels(Identity(authority.files("operator"), "operator"))
 
 
 def _is_ok(url: str, trust: ssl.SSLContext | bool = True) -> bool:

@@ -10,7 +10,7 @@ from testing.fleets.clients import greedy_body, http_client, one_at_a_time
 from wire.codec import PROTOCOL_VERSION, encode
 from wire.messages.generation import StepNews, Submit
 from wire.messages.sampling_params import SamplingParams
-from wire.rpc import STREAM_PATH, decode_stream_reply, open_channel
+from wire.rpc import STREAM_PATH, decode_stream_reply
 
 GOOD = greedy_body([17, 23, 42], 4)
 
@@ -53,11 +53,11 @@ async def test_bad_input_is_a_clear_4xx_and_the_next_request_is_served(stacks, n
 
 
 async def test_a_request_that_a_decode_server_can_t_read_is_answered_and_the_next_one_served(stacks):
-    address = stacks("up", "--max-num-seqs", "16").processes()["decode-0"].address
+    stack = stacks("up", "--max-num-seqs", "16")
     cut_short = msgpack.packb([PROTOCOL_VERSION, "Submit", ["cut-short"]])
     good = encode(Submit("good", (17,), SamplingParams(max_tokens=1, temperature=0.0), None))
     outputs = {}
-    async with open_channel(address) as channel, asyncio.timeout(30):
+    async with stack.channel("decode-0") as channel, asyncio.timeout(30):
         stream = channel.stream_stream(STREAM_PATH)()
         for data in (cut_short, b"no message at all", good):
             await stream.write(data)

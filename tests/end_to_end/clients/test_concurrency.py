@@ -60,6 +60,7 @@ async def test_64_streams_of_which_a_third_are_cancelled_midway(stacks):
     stack.wait_until(stack.is_idle, "all blocks and slots of both servers are free")
 
 
+@pytest.mark.in_clear  # the second router has no certificate
 async def test_two_router_processes_over_the_same_servers_answer_alike(stacks):
     """They know nothing of one another: what each sends, the servers sort out."""
     stack = stacks("up", "--max-num-seqs", "16")

@@ -13,7 +13,7 @@ from wire.codec import encode
 from wire.errors import DeadlineError
 from wire.messages.generation import PrefillRequest, StepNews, Submit
 from wire.messages.sampling_params import SamplingParams
-from wire.rpc import STREAM_PATH, decode_stream_reply, open_channel
+from wire.rpc import STREAM_PATH, decode_stream_reply
 
 TOO_LONG = 3000
 """Tokens that take longer than the deadlines here."""
@@ -35,7 +35,7 @@ async def test_an_answer_that_is_late_is_a_504_and_leaves_nothing_behind(stack):
 
 async def test_a_decode_server_ends_a_late_request_by_itself(stack):
     params = SamplingParams(max_tokens=TOO_LONG, ignore_eos=True)
-    async with open_channel(stack.processes()["decode-0"].address) as channel:
+    async with stack.channel("decode-0") as channel:
         stream = channel.stream_stream(STREAM_PATH)()
         await stream.write(encode(Submit("late", (7,), params, None, timeout_s=0.4)))
         outputs = []
@@ -49,7 +49,7 @@ async def test_a_decode_server_ends_a_late_request_by_itself(stack):
 
 async def test_a_prefill_server_ends_a_late_prompt(stack):
     request = PrefillRequest("late", tuple(5 + i % 900 for i in range(4000)), timeout_s=0.1)
-    async with open_channel(stack.processes()["prefill-0"].address) as channel:
+    async with stack.channel("prefill-0") as channel:
         with pytest.raises(DeadlineError):
             async for _ in prefill(channel, request):
                 pass

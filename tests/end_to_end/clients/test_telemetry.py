@@ -16,6 +16,8 @@ from twinfang.autoscale.pool_planner import PlannerPace, PoolLimits
 from twinfang.autoscale.readings import decode_reading, prefill_reading, router_reading
 from twinfang.autoscale.settings import AutoscaleConfig, PoolSource
 
+pytestmark = pytest.mark.in_clear  # of metrics with TLS, test_tls.py shows who may read them
+
 PROMPT = list(range(5, 305))
 DOCUMENT = DOCS / "metrics.md"
 CALLS = {"prefill": "twinfang.Prefill/Prefill", "decode": "twinfang.Decode/Stream"}

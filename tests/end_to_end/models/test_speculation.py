@@ -129,7 +129,7 @@ def gained(before, after):
 
 def exported(stack):
     """The decode server's samples of speculation: value by name and position."""
-    text = httpx.get(stack.processes()["decode-0"].metrics_url, timeout=60.0).text
+    text = stack.metrics("decode-0")
     return {
         (sample.name.removeprefix("twinfang_spec_decode_"), sample.labels.get("position")): sample.value
         for family in text_string_to_metric_families(text)
@@ -316,6 +316,7 @@ async def test_a_conversation_s_next_turn_goes_on_from_a_state_behind_drafts(pla
         assert all(check_metrics(stack, 3))
 
 
+@pytest.mark.in_clear  # its router has no certificate
 @pytest.mark.exhaustive
 async def test_a_decode_server_with_mtp_refuses_a_prefill_server_without(module_stacks, drafting):
     without = module_stacks("up", *FLAGS)

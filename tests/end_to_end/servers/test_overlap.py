@@ -13,7 +13,7 @@ from testing.router.prefill_calls import prefill
 from wire.errors import LeaseError
 from wire.messages.generation import Empty, PrefillReply, PrefillRequest, PrefillStarted
 from wire.messages.handoff import Abandon, Follow, Progress, Ticket
-from wire.rpc import ABANDON, FOLLOW, call, call_for_replies, open_channel
+from wire.rpc import ABANDON, FOLLOW, call, call_for_replies
 
 CHUNK, NUM_CHUNKS, BLOCK = 16, 40, 16
 NUM_TOKENS = CHUNK * NUM_CHUNKS
@@ -135,10 +135,9 @@ async def test_a_client_that_goes_away_while_its_prompt_is_computed_leaves_nothi
 
 def on_prefill_server(stack, converse):
     """Runs ``converse(channel)`` with a channel to the stack's prefill server."""
-    address = stack.processes()["prefill-0"].address
 
     async def run():
-        async with open_channel(address) as channel:
+        async with stack.channel("prefill-0") as channel:
             return await asyncio.wait_for(converse(channel), 60)
 
     return run_async(run)

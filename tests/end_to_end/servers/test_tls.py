@@ -19,11 +19,9 @@ from testing.fleets.capture import capturing
 from testing.fleets.clients import all_at_once
 from testing.fleets.fleet import START_DEADLINE_S, Process
 from testing.fleets.stack import running_stack
+from testing.fleets.tls_run import SECRETS, ports_of
 from twinfang.own_authority import OwnAuthority
 from twinfang.stack.ports import LOOPBACK, free_ports
-
-SECRETS = (b"PrefillRequest", b"Submit", b"StepNews", b"HandshakeRe", b"ServerInfo", b"Hello", b"twinfang/")
-"""Names in our messages, and the prefix of keys in a group's store."""
 
 
 def bodies(secret):
@@ -31,7 +29,7 @@ def bodies(secret):
     return [{"prompt": prompt, "max_tokens": 12, "temperature": 0} for prompt in prompts]
 
 
-def ports_of(stack):
+def all_ports_of(stack):
     """The ports on which processes of the stack listen: those of ours, and those of UCX."""
     pids = [stack.supervisor.pid, *(process.pid for process in stack.processes().values())]
     listening = {
@@ -40,9 +38,7 @@ def ports_of(stack):
         for one in psutil.Process(pid).net_connections("tcp")
         if one.status == psutil.CONN_LISTEN
     }
-    urls = [process.metrics_url for process in stack.processes().values()]
-    ours = {int(process.address.rpartition(":")[2]) for process in stack.processes().values()}
-    ours |= {httpx.URL(url).port for url in urls if url}
+    ours = ports_of(stack)
     return ours, listening - ours
 
 
@@ -69,7 +65,7 @@ async def test_a_stack_with_tls_answers_the_same_and_shows_nothing(stacks):
         found = [answer.token_ids for answer in await all_at_once(stack, bodies(secret))]
         assert found == expected
         assert stack.stats()["decode-0"].transfer_bytes > 0
-        ours, others = ports_of(stack)
+        ours, others = all_ports_of(stack)
         router = int(stack.url.rpartition(":")[2])
         servers = [one for one in stack.processes().values() if one.name != "router"]
         ports = {int(one.address.rpartition(":")[2]) for one in servers}
