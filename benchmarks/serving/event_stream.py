@@ -32,6 +32,7 @@ class EventStream(asyncio.Protocol):
 
     def __init__(self, host: str) -> None:
         self._host = host
+        self.is_open = True
         self._ended: asyncio.Future[None] | None = None
         self._on_event: OnEvent = lambda event, now: None
         self._begin()
@@ -48,6 +49,8 @@ class EventStream(asyncio.Protocol):
     async def post(self, path: str, body: object, on_event: OnEvent, timeout_s: float) -> None:
         """Sends a request; returns at the answer's end. Raises :class:`StreamError`, and
         :class:`TimeoutError`."""
+        if not self.is_open:
+            raise StreamError("the server has closed the connection")
         data = json.dumps(body).encode()
         head = f"POST {path} HTTP/1.1\r\nHost: {self._host}\r\nContent-Type: application/json\r\n"
         self._begin()
@@ -65,6 +68,7 @@ class EventStream(asyncio.Protocol):
         self._transport = transport
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.is_open = False
         self._fail(f"the connection broke: {exc or 'closed by the server'}")
 
     def data_received(self, data: bytes) -> None:
