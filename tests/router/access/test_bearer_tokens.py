@@ -11,8 +11,8 @@ import time
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from router.access import issuer_keys
 from router.access.key_limits import KeyLimits
+from router.access.tokens import issuer_keys
 from router.access.tokens.bearer_tokens import LEEWAY_S, MAX_TOKEN_BYTES, BearerTokens
 from router.access.tokens.issuer_keys import IssuerKeys
 from router.config import TokenIssuer
