@@ -20,6 +20,7 @@ from prometheus_client.exposition import ThreadingWSGIServer
 from wire.errors import ConfigError
 from wire.http.cross_site import AllowedHosts, is_of_another_site
 from wire.repeated_lines import RepeatedLines
+from wire.tls.peer_names import ROLES
 
 if TYPE_CHECKING:
     from wire.tls.identity import Identity
@@ -30,8 +31,8 @@ lines = RepeatedLines(log)
 CLIENT_TIMEOUT_S = 5.0
 """A client that sends or takes nothing for this long is disconnected."""
 
-_CERTIFICATE = "twinfang.certificate"
-"""In WSGI's environ: the caller's certificate, or None."""
+_NAMES = "twinfang.names"
+"""In WSGI's environ: the DNS names of the caller's certificate; empty without one."""
 
 StartResponse = Callable[..., Any]
 
@@ -51,7 +52,7 @@ class ProbePort:
         flag: str = "--metrics-port",
         identity: Identity | None = None,
     ) -> None:
-        """``identity``: speak HTTPS, and show metrics only to callers with a certificate of Twinfang's. A
+        """``identity``: speak HTTPS, and show metrics only to callers whose certificate gives them a role. A
         kubelet has none; the probes tell nothing else than health."""
         self._metrics = make_wsgi_app(registry)
         self._allowed_hosts = AllowedHosts.of(host)
@@ -66,7 +67,7 @@ class ProbePort:
             ) from error
         self.port = self._server.server_port
         self.scheme = "http"
-        self._is_mutual = identity is not None
+        self._roles = None if identity is None else identity.names
         if identity is not None:
             self.scheme = "https"
             # Its library takes a while to import, which a process without TLS is spared.
@@ -125,11 +126,13 @@ class ProbePort:
     def _get(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         path = environ["PATH_INFO"]
         if path == "/metrics":
-            if self._is_mutual and environ[_CERTIFICATE] is None:
+            if self._roles is not None and not self._roles.roles(environ[_NAMES]):
+                names = " or ".join(map(self._roles.name, ROLES))
                 return _say(
                     start_response,
                     "403 Forbidden",
-                    "metrics are for callers with a certificate of an authority in --tls-ca: send one",
+                    "metrics are for callers with a certificate of an authority in --tls-ca, with "
+                    f"{names} among its subjectAltNames: send one",
                 )
             page: Iterable[bytes] = self._metrics(environ, start_response)
             return page
@@ -154,8 +157,9 @@ class _Handler(WSGIRequestHandler):
 
     def get_environ(self) -> dict[str, Any]:
         environ = super().get_environ()
-        is_tls = isinstance(self.connection, ssl.SSLSocket)
-        environ[_CERTIFICATE] = self.connection.getpeercert() or None if is_tls else None
+        found = self.connection.getpeercert() if isinstance(self.connection, ssl.SSLSocket) else None
+        alternatives: Any = (found or {}).get("subjectAltName", ())
+        environ[_NAMES] = [name for kind, name in alternatives if kind == "DNS"]
         return environ
 
     def log_message(self, format: str, *args: Any) -> None:

@@ -16,11 +16,11 @@ from datetime import UTC, datetime
 
 from twinfang.commands.spelling import with_flags
 
-_OTHERS = ("asyncio", "grpc", "httpcore", "httpx", "numba", "py", "torch", "uvicorn", "urllib3")
+_OTHERS = ("asyncio", "grpc", "httpcore", "httpx", "httpx2", "numba", "py", "torch", "uvicorn", "urllib3")
 """Loggers of other packages. Their debug messages are not logged, and names of settings in their messages are
 not replaced by Twinfang's flags."""
 
-_TALKATIVE = ("httpx", "torch")
+_TALKATIVE = ("httpx", "httpx2", "torch")
 """Loggers whose messages at level info nobody needs: one for each request, or of what torch has cached."""
 
 _BARE = re.compile(r"[\w.:/+-]+")

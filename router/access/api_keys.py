@@ -81,6 +81,6 @@ class ApiKeys:
 
 
 def _described(key: ApiKey) -> str:
-    options = [("min_priority", key.min_priority), *(key.limits or ()), ("role", key.role)]
+    options = [("min_priority", key.min_priority), ("role", key.role), *(key.limits or ())]
     told = [f"{name}={value}" for name, value in options if value is not None]
     return " ".join([key.name, key.digest.hex()[:12], *told])

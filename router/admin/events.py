@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncGenerator
 from typing import cast
 
@@ -20,6 +21,8 @@ DESCRIPTION = (
     "objects that the addresses of those names show: first everything as it is, then what changes; `stats`, "
     "and requests that decode, once a second. An event `worker_removed` names a worker that was removed."
 )
+ROLE_CHECK_S = 1.0
+"""How often it is checked that the reader still has its role: keys are removed, and tokens expire."""
 HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
@@ -34,10 +37,15 @@ async def events(request: Request) -> StreamingResponse:
 
 
 async def _events(request: Request) -> AsyncGenerator[bytes, None]:
-    own, siblings = services_of(request).process, processes_of(request).siblings
-    merged = merged_events(own, feed_of(request), siblings)
+    services, siblings = services_of(request), processes_of(request).siblings
+    merged = merged_events(services.process, feed_of(request), siblings)
+    checked_s = time.monotonic()
     try:
-        async for batch in merged:
+        async for batch in merged:  # something comes once a second at least
+            if time.monotonic() - checked_s >= ROLE_CHECK_S:
+                if not await services.credentials.has_role("view", request.scope):
+                    return
+                checked_s = time.monotonic()
             if batch:
                 yield b"".join(encoded(name, view) for name, view in batch)
     finally:

@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -163,6 +164,8 @@ class StateFile:
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._with_connection, work)
 
     def _with_connection(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        with suppress(OSError):  # SQLite says what is wrong; only the owner of a new file can use it
+            os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         with closing(sqlite3.connect(self._path, timeout=BUSY_TIMEOUT_S, isolation_level=None)) as connection:
             return work(connection)
 

@@ -23,10 +23,21 @@ def shared_socket(host: str, port: int) -> socket.socket:
     return _bound(host, port, is_shared=True)
 
 
-def _bound(host: str, port: int, *, is_shared: bool) -> socket.socket:
+def kept_socket(port: int) -> socket.socket:
+    """Return a socket that keeps a port of loopback for :func:`shared_socket` of this user's processes. It
+    never listens.
+
+    It does not set SO_REUSEADDR, with which every user's processes could have the port while none of ours
+    listens. Raises :class:`ConfigError`.
+    """
+    return _bound(LOOPBACK, port, is_shared=True, is_reused=False)
+
+
+def _bound(host: str, port: int, *, is_shared: bool, is_reused: bool = True) -> socket.socket:
     with ExitStack() as exits:
         bound = exits.enter_context(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET))
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if is_reused:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if is_shared:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if host == ANY_IPV6:

@@ -45,7 +45,8 @@ class KeyMetrics:
 
         self._names: set[str] = set()
 
-    def _label(self, key_name: str) -> str:
+    def label(self, key_name: str) -> str:
+        """Return what a key is counted as: its name, or :data:`OTHER_KEYS` if there are too many."""
         if key_name not in self._names:
             if len(self._names) >= MAX_KEYS:
                 return OTHER_KEYS
@@ -54,11 +55,11 @@ class KeyMetrics:
 
     def ended(self, key_name: str, outcome: str) -> None:
         if key_name:
-            self._requests.labels(self._label(key_name), outcome).inc()
+            self._requests.labels(self.label(key_name), outcome).inc()
 
     def used(self, key_name: str, *, prompt: int, cached: int, generation: int, reasoning: int) -> None:
         if key_name:
-            key_name = self._label(key_name)
+            key_name = self.label(key_name)
             self._tokens.labels(key_name, "prompt").inc(prompt)
             self._tokens.labels(key_name, "cached").inc(cached)
             self._tokens.labels(key_name, "generation").inc(generation)
@@ -139,7 +140,7 @@ class Metrics:
         self.of_keys = CollectorRegistry()
         """The figures of keys. Only who has a role may read the keys' names."""
         self.keys = KeyMetrics(self.of_keys)
-        self.quota = QuotaMetrics(registry, self.of_keys)
+        self.quota = QuotaMetrics(registry, self.of_keys, self.keys.label)
         self.router_view = ServerMetrics()
         registry.register(self.router_view)
         self.server_stats = ServerStatsMetrics()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 CALL_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
@@ -32,9 +34,12 @@ class StoreMetrics:
 
 
 class QuotaMetrics:
-    """``of_keys`` has the figures of single keys."""
+    """``of_keys`` has the figures of single keys. ``label`` returns what a key is counted as."""
 
-    def __init__(self, registry: CollectorRegistry, of_keys: CollectorRegistry) -> None:
+    def __init__(
+        self, registry: CollectorRegistry, of_keys: CollectorRegistry, label: Callable[[str], str]
+    ) -> None:
+        self._label = label
         self.store = StoreMetrics(registry)
         self._refusals = Counter(
             "twinfang_key_limit_refusals",
@@ -44,4 +49,4 @@ class QuotaMetrics:
         )
 
     def refused(self, key_name: str, limit: str) -> None:
-        self._refusals.labels(key_name, limit).inc()
+        self._refusals.labels(self._label(key_name), limit).inc()

@@ -87,7 +87,10 @@ class RedisStore:
 
 
 def _key(name: str) -> str:
-    return f"twinfang:limits:{{{name}}}"
+    """Return the key of an account. Braces say which keys a cluster keeps together; those in the name of a
+    tenant would say otherwise."""
+    escaped = name.replace("%", "%25").replace("{", "%7B").replace("}", "%7D")
+    return f"twinfang:limits:{{{escaped}}}"
 
 
 def _keys(name: str) -> list[str]:

@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from telemetry.otel import Tracing
 
 
+KEYS_A_LINE = 100
+"""How many keys one line of the audit log tells of. Longer lists would be cut."""
+
+
 @dataclass(frozen=True)
 class Services:
     settings: LiveConfig
@@ -64,10 +68,14 @@ class Services:
         return 0 if self.config.place is None else self.config.place.index
 
     def keys_changed(self, before: ApiKeys, after: ApiKeys) -> None:
-        """Note that the file of API keys has changed. One of several processes does."""
+        """Note that the file of API keys has changed. One of several processes does. Many changes have
+        several lines, since a line's length is limited."""
         if self.process == 0:
-            gone, come = before.described() - after.described(), after.described() - before.described()
-            self.audit.note("keys_changed", before=sorted(gone), after=sorted(come))
+            gone = sorted(before.described() - after.described())
+            come = sorted(after.described() - before.described())
+            for start in range(0, max(1, len(gone), len(come)), KEYS_A_LINE):
+                part = slice(start, start + KEYS_A_LINE)
+                self.audit.note("keys_changed", before=gone[part], after=come[part])
 
     @property
     def absence(self) -> Absence | None:

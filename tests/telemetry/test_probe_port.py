@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import ssl
 import time
 from contextlib import closing
 
@@ -12,8 +13,11 @@ from prometheus_client import CollectorRegistry, Gauge
 from telemetry import server_telemetry
 from telemetry.probe_port import ProbePort
 from telemetry.server_telemetry import StatsReader
+from testing.certificates import Authority
+from testing.conditions import until
 from testing.router.scripted_servers import server_stats
 from wire.errors import ConfigError
+from wire.tls.identity import Identity
 
 
 @pytest.fixture
@@ -146,3 +150,53 @@ def test_a_port_that_others_reach_goes_by_any_name(registry):
         for host in ("10.0.3.4:18100", "prefill-0.pods.svc.cluster.local", ""):
             assert client.get("/metrics", headers={"Host": host}).status_code == 200
         assert client.get("/metrics", headers={"Origin": "https://evil.example"}).status_code == 403
+
+
+def caller(files):
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.load_verify_locations(files.authorities)
+    context.load_cert_chain(files.certificate, files.private_key)
+    return context
+
+
+def scraped(port, context, session=None):
+    """Return the first line that a caller gets for its metrics, and its TLS session."""
+    called = socket.create_connection(("127.0.0.1", port), timeout=10.0)
+    with context.wrap_socket(called, session=session) as connection:
+        connection.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        return connection.makefile("rb").readline(), connection.session
+
+
+@pytest.fixture
+def mutual(registry, tmp_path):
+    """A port with mutual TLS, its authority, and its identity."""
+    authority = Authority()
+    identity = Identity(authority.identity(tmp_path, "server"), "server")
+    made = ProbePort("127.0.0.1", 0, registry, lambda: None, identity=identity)
+    yield made, authority, identity
+    made.close()
+
+
+@pytest.mark.parametrize("name", ["*.twinfang", "laptop.example.com", "router.twinfang.example.com"])
+def test_a_certificate_without_a_role_shows_no_metrics(mutual, tmp_path, name):
+    port, authority, _ = mutual
+    good = authority.identity(tmp_path, "operator")
+    assert b" 200 " in scraped(port.port, caller(good))[0]
+    strange = authority.identity(tmp_path, "router", name=name)
+    assert b" 403 " in scraped(port.port, caller(strange))[0]
+
+
+async def test_no_ticket_outlives_an_authority_that_is_taken_away(mutual, tmp_path):
+    """With a ticket of an earlier connection, OpenSSL would not look at the certificate again."""
+    port, authority, identity = mutual
+    operator = caller(authority.identity(tmp_path, "operator"))
+    answer, session = await asyncio.to_thread(scraped, port.port, operator)
+    assert b" 200 " in answer
+    assert not session.has_ticket
+    Authority().identity(tmp_path, "server")
+    before, watching = identity.current, asyncio.create_task(identity.watch())
+    await until(lambda: identity.current is not before, "the authority is gone")
+    watching.cancel()
+    with pytest.raises(OSError):
+        await asyncio.to_thread(scraped, port.port, operator, session)

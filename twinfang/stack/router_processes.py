@@ -8,11 +8,11 @@ import logging
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from tempfile import TemporaryDirectory
 
 from router.config import ProcessPlace
-from router.http.sockets import shared_socket
+from router.http.sockets import kept_socket, shared_socket
 from twinfang.flags import router as router_flags
 from twinfang.flags import table, tls
 from twinfang.flags.flag import as_arguments
@@ -36,7 +36,18 @@ def run(values: argparse.Namespace) -> None:
     with _limit_store(values), shared_socket(values.host, values.port) as reserved:  # it never listens
         port = reserved.getsockname()[1]
         processes = plan_processes(values, port)
-        asyncio.run(_supervise(processes, child_environment(os.environ, values)))
+        with _kept_ports(processes):
+            asyncio.run(_supervise(processes, child_environment(os.environ, values)))
+
+
+@contextmanager
+def _kept_ports(processes: list[ChildSpec]) -> Iterator[None]:
+    """Keeps the processes' own ports from other users of the machine, also while a process restarts: whoever
+    listened there would be shown the processes' secret."""
+    with ExitStack() as exits:
+        for process in processes:
+            exits.enter_context(kept_socket(int(process.address.rpartition(":")[2])))
+        yield
 
 
 @contextmanager

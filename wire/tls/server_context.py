@@ -50,6 +50,9 @@ class ServerContext:
         if self._asks_callers:
             context.minimum_version = ssl.TLSVersion.TLSv1_3
             context.verify_mode = ssl.CERT_OPTIONAL
+            # With a ticket, a caller would be believed without another look at its certificate, also when
+            # that has expired or its authority is no longer trusted.
+            context.num_tickets = 0
         return context
 
 

@@ -1,6 +1,10 @@
 import asyncio
 import json
 
+from router.access import key_file
+from router.access.api_keys import ApiKey, digest_of, new_key
+from router.access.key_file import key_line
+from router.admin import events
 from testing.conditions import TIMEOUT_S, until
 from testing.router.scripted_servers import saying
 
@@ -28,4 +32,22 @@ async def test_events_tell_what_there_is_and_what_changes(make_admin_stack):
     names = {"worker", "request", "config", "stats", "keys", "models", "processes"}
     assert {event for event, _ in seen} == names
     assert states[0] == "serving"
+    await until(lambda: not stack.app.state.event_feed._subscribers)
+
+
+async def test_a_key_that_is_removed_sees_no_more(make_stack, tmp_path, monkeypatch):
+    monkeypatch.setattr(key_file, "LOOK_INTERVAL_S", 0.02)
+    monkeypatch.setattr(events, "ROLE_CHECK_S", 0.0)
+    viewer, keys = new_key(), tmp_path / "keys"
+    keys.write_text(key_line(ApiKey("viewer", digest_of(viewer), role="view")))
+    stack = await make_stack(api_keys_file=keys)
+    headers = {"Authorization": f"Bearer {viewer}"}
+    call = stack.client.stream("GET", "/admin/v1/events", headers=headers)
+    async with asyncio.timeout(TIMEOUT_S), call as stream:
+        lines = stream.aiter_lines()
+        while await anext(lines) != "event: stats":
+            pass
+        keys.write_text(key_line(ApiKey("viewer", digest_of(viewer))))  # without its role
+        async for _ in lines:
+            pass
     await until(lambda: not stack.app.state.event_feed._subscribers)

@@ -2,6 +2,7 @@
 
 import resource
 import sqlite3
+import stat
 from contextlib import closing, contextmanager
 
 import pytest
@@ -12,6 +13,15 @@ from router.admin.state_file import StateFile
 from testing.conditions import until
 from testing.router.admin_calls import get, ids, patch, post
 from wire.errors import ConfigError
+
+
+def test_only_its_owner_can_use_a_new_file(tmp_path):
+    """Who can write it chooses the servers that get everybody's prompts."""
+    path = tmp_path / "state.db"
+    saved = StateFile(path)
+    saved.load()
+    saved.close()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 async def test_changes_survive_a_restart(make_admin_stack, tmp_path):

@@ -10,8 +10,11 @@ import pytest
 from router.access import key_file
 from router.access.api_keys import ApiKey, digest_of, new_key
 from router.access.key_file import key_line
+from router.access.key_limits import LIMIT_NAMES, MAX_LIMIT, KeyLimits
 from router.audit.audit_log import MAX_PENDING, MAX_REFUSAL_KINDS, AuditLog
+from router.audit.line import MAX_LINE_BYTES
 from router.audit.repeats import FIRST_WINDOW_S, LONGEST_WINDOW_S, Repeats
+from router.audit.verification import verify
 from testing.conditions import until, wait_until
 from testing.router.router_processes import HEADERS, real_processes
 from testing.router.scripted_servers import saying
@@ -62,6 +65,23 @@ async def test_no_prompt_and_no_key_is_in_the_file(make_stack, path, keys, monke
     text = path.read_text()
     for secret in ("my-secret-prompt", ALICE, bob, digest_of(bob).hex(), "a=b"):
         assert secret not in text
+
+
+async def test_no_key_of_a_large_change_is_left_out(make_stack, path, keys, monkeypatch):
+    """Lists and texts of a line are cut. The last key's name and its role have to be there all the same."""
+    monkeypatch.setattr(key_file, "LOOK_INTERVAL_S", 0.02)
+    await make_stack(audit_log=path, api_keys_file=keys)
+    limits = KeyLimits(*[MAX_LIMIT] * len(LIMIT_NAMES))
+    names = [f"{number:064}" for number in range(300)]
+    many = [ApiKey(name, digest_of(name), -(10**9), limits, "configure") for name in names]
+    keys.write_text("\n".join(map(key_line, many)))
+    await until(lambda: len(of(path, "keys_changed")) == 3)
+    told = [text.split() for change in of(path, "keys_changed") for text in change["after"]]
+    assert [text[0] for text in told] == names
+    assert all("role=configure" in text for text in told)
+    longest = max(path.read_bytes().splitlines(), key=len)
+    assert len(longest) < MAX_LINE_BYTES
+    assert verify([path]).fault == ""
 
 
 class FailingFile:

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from router.fleet.links import server_connection as connection
+from router.observe.metrics import MAX_KEYS, OTHER_KEYS, Metrics
 from testing.conditions import until
 from testing.router.scripted_router import samples_of
 from testing.router.scripted_servers import hanging, saying, server_stats, silent
@@ -260,3 +261,15 @@ async def test_the_way_to_a_server_is_what_its_own_times_leave(make_stack):
     assert found["twinfang_decode_first_token_seconds_sum",] == pytest.approx(0.03)
     assert 0.2 - 0.09 <= found["twinfang_prefill_rpc_seconds_sum",] <= seconds - 0.09
     assert 0.2 - 0.06 <= found["twinfang_decode_rpc_seconds_sum",] <= seconds - 0.06
+
+
+def test_of_many_tenants_only_some_are_counted_one_by_one():
+    metrics = Metrics(())
+    for number in range(MAX_KEYS + 5):
+        metrics.keys.ended(f"tenant:{number}", "completed")
+    for number in range(2 * MAX_KEYS, 0, -1):
+        metrics.quota.refused(f"tenant:{number}", "tokens_per_day")
+    page = metrics.of_router(with_keys=True).decode()
+    counted = [line for line in page.splitlines() if line.startswith("twinfang_key_limit_refusals_total{")]
+    assert len(counted) == MAX_KEYS  # tenant:0 was not refused; the others are together
+    assert any(f'key="{OTHER_KEYS}"' in line and line.endswith(" 1001.0") for line in counted)

@@ -9,7 +9,7 @@ import pytest
 from router.quota import sqlite_store
 from router.quota.limit_store import Ask, Settlement
 from router.quota.memory_store import MemoryStore
-from router.quota.redis_store import RedisStore
+from router.quota.redis_store import RedisStore, _keys
 from router.quota.sqlite_store import SqliteStore
 from testing.conditions import TIMEOUT_S, until
 from wire.errors import ConfigError
@@ -27,6 +27,17 @@ async def used(store, ask):
     standing = (await store.admit(ask(0, tokens_total=BIG))).standing
     assert standing.used_today == standing.used_this_month == standing.used_total
     return standing.used_total, standing.reserved
+
+
+def test_a_redis_cluster_keeps_the_keys_of_each_tenant_together():
+    """A cluster looks at what stands between the first { and the next }, if that is anything."""
+    names = ("alice", "tenant:}", "tenant:{a}b", "tenant:%7D", "tenant:a}:live")
+    keys = {name: _keys(name) for name in names}
+    for name in names:
+        assert len({key.partition("{")[2].partition("}")[0] for key in keys[name]}) == 1
+        assert all(key.partition("{")[2].partition("}")[0] for key in keys[name])
+    assert len({key for several in keys.values() for key in several}) == 4 * len(names)
+    assert keys["alice"][0] == "twinfang:limits:{alice}"
 
 
 async def test_callers_at_the_same_time_admit_what_one_would(open_store, ask):
