@@ -16,7 +16,8 @@ def cache_salt(key: ApiKey, given: str, isolation: CacheIsolation) -> str:
     """Return the salt under which servers cache a request's prompt; empty: shared with all such requests.
 
     ``given`` is what the client has sent. Salts of two keys always differ, and no salt that a client sends
-    equals that of a key, also through another router of the same servers: names of keys have no spaces.
+    equals that of a key, also through another router of the same servers, unless that is of a release before
+    0.3.0, which passed salts on as they came. Names of keys have no spaces.
     """
     if isolation == "key" and key.name:
         return f"key {key.name} {given}"

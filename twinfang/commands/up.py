@@ -22,7 +22,7 @@ from twinfang.forking.client import ForkServer
 from twinfang.stack.child import Child
 from twinfang.stack.own_stack import OwnStack
 from twinfang.stack.ports import LOOPBACK, ports_held
-from twinfang.stack.stack import Stack, child_environment, plan_stack
+from twinfang.stack.stack import Stack, plan_stack, stack_environment
 from twinfang.stack.supervisor import Supervisor
 
 EXAMPLE_PROMPT = "def fibonacci(n):"
@@ -57,6 +57,7 @@ def own_stack(values: argparse.Namespace, router_groups: Sequence[FlagGroup]) ->
     servers = ", ".join(server.name for server in stack.servers)
     return OwnStack(
         stack,
+        values.device,
         values.start_timeout,
         num_decoding * values.data_parallel_size * values.max_num_seqs,
         (stack.model_name, *(alias.name for alias in values.alias)),
@@ -84,7 +85,7 @@ async def _supervise(stack: Stack, values: argparse.Namespace, forks: ForkServer
     progress = Progress(stack, values.status_file, values.admin_token_file)
     supervisor = Supervisor(
         [stack.servers, (stack.router,)],
-        environment=child_environment(os.environ, values),
+        environment=stack_environment(os.environ, values.device, values),
         start_timeout_s=values.start_timeout,
         on_change=lambda child: progress.report(child, supervisor),
         forks=forks,

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from twinfang.stack.child import Child
 from twinfang.stack.ports import ports_held
-from twinfang.stack.stack import Stack, child_environment
+from twinfang.stack.stack import Stack, stack_environment
 from twinfang.stack.supervisor import Supervisor
 
 Result = TypeVar("Result")
@@ -22,6 +22,8 @@ class OwnStack:
     """Runs the processes of ``stack`` while its block lasts. They end with this process, however it ends."""
 
     stack: Stack
+    device: str
+    """The flag ``--device``."""
     start_timeout_s: float
     num_rows: int
     """Requests that its decode servers run at once."""
@@ -49,7 +51,7 @@ class OwnStack:
 
         supervisor = Supervisor(
             [self.stack.servers, (self.stack.router,)],
-            environment=child_environment(os.environ),
+            environment=stack_environment(os.environ, self.device),
             start_timeout_s=self.start_timeout_s,
             on_change=look,
         )

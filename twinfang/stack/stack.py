@@ -14,7 +14,7 @@ from twinfang.flags import tls as tls_flags
 from twinfang.flags.flag import Flag, as_arguments
 from twinfang.own_authority import OwnAuthority
 from twinfang.stack.child import HURRIED_S, ChildSpec
-from twinfang.stack.cores import usable_cores
+from twinfang.stack.cores import may_use_gpu, usable_cores
 from twinfang.stack.ports import LOOPBACK, free_ports, require_free
 from twinfang.stack.readiness import until_ready, until_serving
 from wire.errors import ConfigError
@@ -148,6 +148,18 @@ def child_environment(
         if flag.is_secret
     }
     return kept | {name: str(value) for name, value in secrets.items() if value is not None}
+
+
+def stack_environment(
+    environment: Mapping[str, str], device: str, values: argparse.Namespace | None = None
+) -> dict[str, str]:
+    """Returns the environment of a stack's processes, which reach one another on loopback.
+
+    UCX would listen on all interfaces too, and its parser is not made for strangers. With GPUs it chooses for
+    itself, since some reach one another only through a network card.
+    """
+    found = child_environment(environment, values)
+    return found if may_use_gpu(device) else {"UCX_NET_DEVICES": "lo"} | found
 
 
 def _ports(num_servers: int, first_metrics_port: int | None) -> tuple[list[int], list[int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from testing.command_lines import BY_NAME, parsed
-from twinfang.stack.stack import child_environment, plan_stack
+from twinfang.stack.stack import child_environment, plan_stack, stack_environment
 from wire.errors import ConfigError
 
 
@@ -52,6 +52,12 @@ def test_the_password_of_a_store_is_in_no_command_line():
     assert not any("secret" in argument for argument in stack.router.arguments)
     environment = child_environment({"TWINFANG_WORKERS": "2", "HOME": "/root"}, values)
     assert environment == {"HOME": "/root", "TWINFANG_LIMIT_STORE": url}
+
+
+def test_ucx_of_a_stack_without_gpus_listens_on_loopback_unless_told_otherwise():
+    assert stack_environment({}, "cpu") == {"UCX_NET_DEVICES": "lo"}
+    assert stack_environment({"UCX_NET_DEVICES": "eth0"}, "cpu") == {"UCX_NET_DEVICES": "eth0"}
+    assert stack_environment({}, "cuda") == {}
 
 
 @pytest.mark.parametrize("store", ["postgres://db", "redis:", "sqlite:", "/tmp/limits"])
