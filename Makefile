@@ -24,6 +24,7 @@ test: lint  ## lint, then the tests that need no GPU; property tests try the sam
 
 test-all: lint  ## the same tests with new random examples, network faults and more combinations of features
 	@$(PYTEST)
+	@$(PYTEST) tests/end_to_end --with-tls -m "not exhaustive"
 
 test-kubernetes: $(READY)  ## chart and discovery on a real API server, some minutes; KUBERNETES=folder with kube-apiserver and etcd
 	@KUBERNETES="$(KUBERNETES)" $(BIN)/python -m pytest tests/kubernetes
