@@ -111,9 +111,33 @@ class _Issuer:
             .not_valid_before(now - EARLY)
             .not_valid_after(now + LIFE)
         )
-        for extension in extensions:
-            builder = builder.add_extension(extension, critical=isinstance(extension, x509.BasicConstraints))
+        own_key = self._key.public_key()
+        known = [  # strict callers, such as Python from 3.13 on, ask for them
+            x509.SubjectKeyIdentifier.from_public_key(key.public_key()),
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(own_key),
+            _usage(may_sign_certificates=key is self._key),
+        ]
+        for extension in (*extensions, *known):
+            builder = builder.add_extension(
+                extension, critical=isinstance(extension, x509.BasicConstraints | x509.KeyUsage)
+            )
         return builder.sign(self._key, hashes.SHA256())
+
+
+def _usage(*, may_sign_certificates: bool) -> x509.KeyUsage:
+    from cryptography import x509
+
+    return x509.KeyUsage(
+        digital_signature=not may_sign_certificates,
+        key_cert_sign=may_sign_certificates,
+        crl_sign=may_sign_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
 
 
 def _general(name: str) -> x509.GeneralName:

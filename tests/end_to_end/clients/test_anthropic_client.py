@@ -115,8 +115,9 @@ def stack(stacks):
 
 
 @pytest.fixture(scope="module")
-def http():
+def http(stacks):
     """One client of HTTP for all tests: each new one reads all of the machine's certificates."""
+    stacks("up", "--max-num-seqs", "16")  # before the client, which trusts the authorities of now
     with anthropic.DefaultHttpxClient() as made:
         yield made
 

@@ -27,14 +27,16 @@ FACTS = [pytest.param(*one, id=f"{one[0].path} {one[1].name}") for one in facts(
 
 
 @pytest.fixture(scope="module")
-def http():
+def http(running_agent):
     """One client of HTTP for all tests: each new one reads all of the machine's certificates."""
+    running_agent()
     with openai.DefaultHttpxClient() as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def anthropic_http():
+def anthropic_http(running_agent):
+    running_agent()
     with anthropic.DefaultHttpxClient() as made:
         yield made
 

@@ -19,6 +19,9 @@ from twinfang.cli import INTERRUPTED_EXIT_CODE
 from twinfang.stack.ports import LOOPBACK, free_ports
 from wire.messages.sampling_params import SamplingParams
 
+pytestmark = pytest.mark.in_clear  # its processes start without a stack
+
+
 NUM_TOKENS = 10
 LONG = 150
 LENGTHS = [1, 17, 64, 150]

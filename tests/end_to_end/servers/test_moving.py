@@ -113,6 +113,7 @@ def test_answers_go_on_at_another_server_when_theirs_is_drained_and_undrained(st
     stack.wait_until(stack.is_idle, "nothing is left of the requests")
 
 
+@pytest.mark.in_clear  # its drain hook gets no certificate
 def test_answers_go_on_at_another_server_when_theirs_is_a_pod_that_is_deleted(stack, tmp_path):
     """With a router that follows pods, and the same servers."""
     asked = bodies("sampled")[: NUM_REQUESTS // 2]
@@ -170,6 +171,7 @@ def drain(address, timeout):
     return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
 
 
+@pytest.mark.in_clear  # the command gets no certificate
 def test_the_drain_command_returns_once_a_server_has_nothing_left(stack):
     body = bodies("greedy")[0]
     until_both_serve(stack)

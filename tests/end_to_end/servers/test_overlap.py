@@ -162,6 +162,7 @@ async def until_ticket(news):
 LONG = 250 * CHUNK
 
 
+@pytest.mark.in_clear  # one caller in two roles
 def test_who_follows_hears_of_each_full_block_once_and_gets_the_reply_s_ticket(overlapped):
     (prompt,) = prompts(7, 1, LONG)
 
@@ -184,6 +185,7 @@ def test_who_follows_hears_of_each_full_block_once_and_gets_the_reply_s_ticket(o
     overlapped.wait_until(overlapped.is_idle, "an abandoned prompt leaves nothing")
 
 
+@pytest.mark.in_clear  # one caller in two roles
 @pytest.mark.parametrize("how", ["call cancelled", "abandoned"])
 def test_a_prompt_that_is_given_up_in_mid_prefill_ends_its_early_lease(overlapped, how):
     (prompt,) = prompts(8, 1, LONG)

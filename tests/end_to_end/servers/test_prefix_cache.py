@@ -86,6 +86,7 @@ def test_another_salt_shares_no_prompt(stacks):
     assert usage(stack, body | {"cache_salt": "a"})[0] == 112
 
 
+@pytest.mark.in_clear  # its routers have no certificate
 def test_a_neighbour_s_prompt_is_computed_anew_unless_keys_share(stacks, tmp_path):
     """With another key, all tokens of a prompt are computed that a first key has just asked. If an operator
     takes the key out of the salt, the second key computes fewer, and can tell by the time that takes."""

@@ -13,6 +13,9 @@ import pytest
 from testing.fleets.moving import TIMEOUT_S, stream, until_begun
 from testing.fleets.releases import LATER, TODAY, Processes, Release, last, processes
 
+pytestmark = pytest.mark.in_clear  # its processes start without a stack
+
+
 FLAGS = ("--threads", "1", "--max-model-len", "512", "--max-num-seqs", "16", "--cache-memory", "0.1")
 NUM_REQUESTS = 12
 NUM_TOKENS = 200

@@ -56,6 +56,7 @@ def version_refused(port, files, version):
         return True
 
 
+@pytest.mark.in_clear  # it tries calls in clear
 async def test_a_stack_with_tls_answers_the_same_and_shows_nothing(stacks):
     plain = stacks("serve")
 
