@@ -90,17 +90,26 @@ class LeaseRenewer:
             pause_s = max(0.0, min(held.due for held in self._held.values()) - loop.time())
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._joined.wait(), pause_s)
-            due = [held for held in self._held.values() if held.due <= loop.time()]
-            for held in due:
-                held.due = loop.time() + held.interval_s
-            by_address: dict[str, list[AnyTicket]] = defaultdict(list)
-            for held in due:
-                by_address[held.ticket.address].append(held.ticket)
-            for address, tickets in by_address.items():
+            for address, tickets in self._take_due(loop.time()).items():
                 # Not awaited: a frozen server would delay the renewals at other servers.
                 call = asyncio.create_task(self._renew(address, tickets))
                 self._calls.add(call)
                 call.add_done_callback(self._calls.discard)
+
+    def _take_due(self, now: float) -> dict[str, list[AnyTicket]]:
+        """Returns the tickets to renew now, by their server's address.
+
+        A server at which one lease is due has all those renewed that are due within half an interval. So
+        leases that were taken one after another come to be renewed together.
+        """
+        called = {held.ticket.address for held in self._held.values() if held.due <= now}
+        taken: dict[str, list[AnyTicket]] = defaultdict(list)
+        for held in self._held.values():
+            soon = held.due <= now + held.interval_s / 2
+            if soon and held.ticket.address in called:
+                held.due = now + held.interval_s
+                taken[held.ticket.address].append(held.ticket)
+        return taken
 
     async def _renew(self, address: str, held: list[AnyTicket]) -> None:
         timeout_s = min(ticket.ttl_s for ticket in held) / RENEWALS_PER_LIFETIME

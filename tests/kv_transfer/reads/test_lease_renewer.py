@@ -169,6 +169,19 @@ async def test_all_leases_of_a_server_are_renewed_in_one_call(world):
     assert len(world.peers.calls) <= lifetimes * RENEWALS_PER_LIFETIME
 
 
+async def test_leases_taken_one_after_another_come_to_be_renewed_together(world):
+    for i in range(8):
+        world.keeper.hold(world.grant(str(i)))
+        await world.lifetimes(0.125 / RENEWALS_PER_LIFETIME)
+    await world.lifetimes(1)
+    world.peers.calls.clear()
+    began_s = time.monotonic()
+    await world.lifetimes(3)
+    lifetimes = (time.monotonic() - began_s) / TTL_S
+    assert world.source.num_leases == 8
+    assert len(world.peers.calls) <= lifetimes * 2 * RENEWALS_PER_LIFETIME
+
+
 async def test_one_that_joins_others_is_renewed_in_time(world):
     world.keeper.hold(world.grant("first"))
     await world.lifetimes(0.25)
