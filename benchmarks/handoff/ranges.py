@@ -21,7 +21,8 @@ from pathlib import Path
 
 from benchmarks.json_file import write_json
 from engine.memory.index_pool import NULL_INDEX, IndexPool
-from engine.memory.prefix_cache import CachedBlock, PrefixCache
+from engine.memory.cached_start import CachedBlock
+from engine.memory.prefix_cache import PrefixCache
 from testing.marked_section import replace_between
 
 BLOCK = 16

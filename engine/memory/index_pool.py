@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Protocol
 
 from engine.memory.free_runs import FreeRuns
 
 NULL_INDEX = 0
 """The reserved entry of every pool. Padding points at it, and no request owns it."""
+
+
+class Indices(Protocol):
+    """A pool as the prefix cache sees it."""
+
+    @property
+    def num_free(self) -> int: ...
+
+    def allocate(self, count: int, behind: int = NULL_INDEX) -> list[int]: ...
+
+    def free(self, indices: Iterable[int]) -> None: ...
 
 
 class IndexPool:

@@ -7,67 +7,34 @@ server hands over, only KV is matched. Models with only KV or only states use
 :mod:`engine.schedule.one_part_caches`.
 
 Requests hold the nodes that they use. A request that holds a child also holds its parent, so nodes that no
-request holds can always be evicted leaf by leaf. Leaves without a state go first, because no request can
-start from them; then leaves with a state. Among leaves of either sort, the least recently used goes first.
-States can be evicted without their nodes, the least recently used first.
+request holds can always be evicted leaf by leaf. States can be evicted without their nodes. Which leaf or
+state goes next is the policy's choice (:mod:`engine.memory.eviction`). Leaves without a state go first under
+every policy, because no request can start from them.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from itertools import count
 
-from engine.memory.index_pool import NULL_INDEX, IndexPool
+from engine.memory.cached_start import CachedBlock, CachedState, Match, StartKind
+from engine.memory.eviction import EvictionPolicy, LruEviction
+from engine.memory.index_pool import NULL_INDEX, Indices
 from engine.memory.prefix_journal import PrefixJournal
 from wire.messages.prefixes import next_key, root_key
-
-STALE_FACTOR = 4
-"""A heap of candidates is rebuilt when it has this many times more entries than there are nodes or states."""
-
-
-@dataclass(eq=False, slots=True)
-class CachedState:
-    """The state after a node's last token."""
-
-    slot: int
-    node: CachedBlock
-    num_users: int = 0
-    last_used: int = 0
-
-
-@dataclass(eq=False, slots=True)
-class CachedBlock:
-    """A full block of KV and its place in the tree."""
-
-    key: bytes
-    parent: CachedBlock | None
-    num_blocks: int
-    """Number of blocks from the prompt's start to the end of this block."""
-    block_id: int
-    state: CachedState | None = None
-    num_users: int = 0
-    num_children: int = 0
-    last_used: int = 0
-
-
-@dataclass(frozen=True)
-class Match:
-    """The cached part of a prompt."""
-
-    nodes: list[CachedBlock] = field(default_factory=list)
-    """Usable blocks from the prompt's start. If there is a state, they end at the state."""
-    state: CachedState | None = None
-    num_matched_blocks: int = 0
-    """Number of blocks whose KV is cached, with or without a usable state. It is larger than the number of
-    ``nodes`` if the last of these blocks have no state."""
-
 
 class PrefixCache:
     """Owns the cached blocks and states. Hands out indices of both pools and evicts if necessary."""
 
-    def __init__(self, blocks: IndexPool, slots: IndexPool, *, block_size: int, fingerprint: str) -> None:
+    def __init__(
+        self,
+        blocks: Indices,
+        slots: Indices,
+        *,
+        block_size: int,
+        fingerprint: str,
+        policy: EvictionPolicy | None = None,
+    ) -> None:
         self.block_size = block_size
         self._blocks = blocks
         self._slots = slots
@@ -79,9 +46,7 @@ class PrefixCache:
         self._num_idle_blocks = 0
         self._num_idle_states = 0
         self._clock = count(1)
-        # Candidates for eviction. Entries can become stale, so each is checked when it is popped.
-        self._block_heap: list[tuple[bool, int, int, CachedBlock]] = []
-        self._state_heap: list[tuple[int, int, CachedState]] = []
+        self._policy: EvictionPolicy = LruEviction() if policy is None else policy
 
     # --- room ------------------------------------------------------------------------------------
 
@@ -109,18 +74,18 @@ class PrefixCache:
         The caller has checked :attr:`num_available_blocks`.
         """
         while self._blocks.num_free < num:
-            self._evict_block()
+            self._evict_for_block()
         return self._blocks.allocate(num, behind)
 
     def allocate_slot(self) -> int:
         while self._slots.num_free < 1:
-            self._evict_state()
+            self._evict_for_slot()
         return self._slots.allocate(1)[0]
 
     def clear(self) -> None:
         """Evict everything that no request holds."""
         while self._num_idle_blocks:
-            self._evict_block()
+            self._evict_for_block()
 
     # --- looking up ------------------------------------------------------------------------------
 
@@ -146,6 +111,10 @@ class PrefixCache:
     def blocks_of(self, nodes: Sequence[CachedBlock]) -> list[int]:
         """Return the nodes' blocks, for the block table of a request that holds the nodes."""
         return [node.block_id for node in nodes]
+
+    def used(self, match: Match) -> None:
+        """Notes that a request was admitted with this match: policies learn from it."""
+        self._policy.used(match)
 
     def hold(self, nodes: Iterable[CachedBlock]) -> None:
         """Protect nodes from eviction until :meth:`release`."""
@@ -173,7 +142,7 @@ class PrefixCache:
         state.num_users -= 1
         if state.num_users == 0:
             self._num_idle_states += 1
-            self._offer_state(state)
+            self._policy.offer_state(state)
 
     # --- growing ---------------------------------------------------------------------------------
 
@@ -211,63 +180,54 @@ class PrefixCache:
         self._num_idle_blocks += 1
         if node.parent is not None:
             node.parent.num_children += 1
+        self._policy.entered(node)
 
-    def put_state(self, node: CachedBlock, slot: int) -> CachedState | None:
+    def put_state(
+        self, node: CachedBlock, slot: int, kind: StartKind = StartKind.INNER
+    ) -> CachedState | None:
         """Give the cache a slot with the state at ``node``'s end, and hold the state once.
 
         Returns None if the node already has a state: then the cache does not take the slot.
         """
         if node.state is not None:
             return None
-        state = CachedState(slot, node, num_users=1, last_used=next(self._clock))
+        state = CachedState(slot, node, num_users=1, last_used=next(self._clock), kind=kind)
         node.state = state
         self._states.add(state)
         self.journal.add(node.key)
+        self._policy.kept(state)
         return state
 
     # --- evicting --------------------------------------------------------------------------------
 
     def _offer_block(self, node: CachedBlock) -> None:
-        if node.num_users == 0 and node.num_children == 0:
-            heapq.heappush(self._block_heap, (node.state is not None, node.last_used, id(node), node))
-        if len(self._block_heap) > STALE_FACTOR * len(self._nodes) + STALE_FACTOR:
-            leaves = [n for n in self._nodes.values() if n.num_users == 0 and n.num_children == 0]
-            self._block_heap = [(n.state is not None, n.last_used, id(n), n) for n in leaves]
-            heapq.heapify(self._block_heap)
+        self._policy.offer_block(node)
 
-    def _offer_state(self, state: CachedState) -> None:
-        heapq.heappush(self._state_heap, (state.last_used, id(state), state))
-        if len(self._state_heap) > STALE_FACTOR * len(self._states) + STALE_FACTOR:
-            self._state_heap = [(s.last_used, id(s), s) for s in self._states if s.num_users == 0]
-            heapq.heapify(self._state_heap)
+    def _evict_for_block(self) -> None:
+        self._evict(self._policy.next_block())
 
-    def _evict_block(self) -> None:
-        while True:
-            has_state, last_used, _, node = heapq.heappop(self._block_heap)
-            fresh = (has_state, last_used) == (node.state is not None, node.last_used)
-            if fresh and node.num_users == 0 and node.num_children == 0 and node.key in self._nodes:
-                break
-        if node.state is not None:
-            self._drop_state(node.state)
-        self._remove(node)
-        if node.parent is not None:
-            self._offer_block(node.parent)
+    def _evict_for_slot(self) -> None:
+        self._evict(self._policy.next_state())
+
+    def _evict(self, victim: CachedBlock | CachedState) -> None:
+        if isinstance(victim, CachedState):
+            self._drop_state(victim)
+            self._offer_block(victim.node)
+            return
+        if victim.state is not None:
+            self._drop_state(victim.state)
+        self._remove(victim)
+        if victim.parent is not None:
+            self._offer_block(victim.parent)
 
     def _remove(self, node: CachedBlock) -> None:
         """Remove an unused leaf from the tree and free its block."""
         del self._nodes[node.key]
+        node.is_cached = False
         self._num_idle_blocks -= 1
         self._blocks.free(self.blocks_of([node]))
         if node.parent is not None:
             node.parent.num_children -= 1
-
-    def _evict_state(self) -> None:
-        while True:
-            last_used, _, state = heapq.heappop(self._state_heap)
-            if state in self._states and state.num_users == 0 and state.last_used == last_used:
-                break
-        self._drop_state(state)
-        self._offer_block(state.node)
 
     def _drop_state(self, state: CachedState) -> None:
         assert state.num_users == 0, "a state in use is never evicted"
@@ -276,3 +236,4 @@ class PrefixCache:
         self._states.remove(state)
         self._num_idle_states -= 1
         self._slots.free([state.slot])
+        self._policy.dropped(state)
