@@ -9,8 +9,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.memory.index_pool import NULL_INDEX
 from engine.memory.cached_start import CachedBlock, CachedState
+from engine.memory.index_pool import NULL_INDEX
 from wire.messages.generation import FinishReason, RequestStats, TokenLogprobs
 from wire.messages.handoff import AnyTicket
 from wire.messages.sampling_params import SamplingParams

@@ -20,8 +20,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.json_file import write_json
-from engine.memory.index_pool import NULL_INDEX, IndexPool
 from engine.memory.cached_start import CachedBlock
+from engine.memory.index_pool import NULL_INDEX, IndexPool
 from engine.memory.prefix_cache import PrefixCache
 from testing.marked_section import replace_between
 

@@ -9,15 +9,27 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 
-class StartKind(IntEnum):
+class Place(IntEnum):
     """Why a state was kept where it is. Its chance of being used again depends on that."""
 
-    INNER = 0
-    """A place inside a prompt or an answer, such as a multiple of the state block."""
-    END = 1
+    END = 0
     """The last block boundary of a prompt or of an answer."""
-    BRANCH = 2
+    NEAR_1 = 1
+    """One block before the end. The next ones: 2 to 3 blocks before the end, 4 to 7 and so on."""
+    NEAR_2 = 2
+    NEAR_4 = 3
+    NEAR_8 = 4
+    NEAR_16 = 5
+    NEAR_32 = 6
+    INNER = 7
+    """Any other place inside a prompt or an answer, such as a multiple of the state block."""
+    BRANCH = 8
     """The end of a prefix that an earlier request had too."""
+
+    @classmethod
+    def before_end(cls, num_blocks: int) -> Place:
+        """Returns the place that lies ``num_blocks`` before the end."""
+        return cls(min(num_blocks.bit_length(), cls.INNER))
 
 
 @dataclass(eq=False, slots=True)
@@ -28,7 +40,7 @@ class CachedState:
     node: CachedBlock
     num_users: int = 0
     last_used: int = 0
-    kind: StartKind = StartKind.INNER
+    place: Place = Place.INNER
     num_hits: int = 0
     """Number of requests that have started here."""
     last_request: int = 0
@@ -66,6 +78,12 @@ class Match:
     nodes: list[CachedBlock] = field(default_factory=list)
     """Usable blocks from the prompt's start. If there is a state, they end at the state."""
     state: CachedState | None = None
-    num_matched_blocks: int = 0
-    """Number of blocks whose KV is cached, with or without a usable state. It is larger than the number of
-    ``nodes`` if the last of these blocks have no state."""
+    beyond: list[CachedBlock] = field(default_factory=list)
+    """The cached blocks that follow, from whose ends no request can start."""
+    keys: list[bytes] = field(default_factory=list)
+    """Keys of all full blocks that were looked up, cached or not. Empty if the policy does not learn."""
+
+    @property
+    def num_matched_blocks(self) -> int:
+        """Number of blocks whose KV is cached, with or without a usable state."""
+        return len(self.nodes) + len(self.beyond)

@@ -3,7 +3,7 @@
 | policy | gives up first |
 |---|---|
 | :class:`LruEviction` | what was used least recently; leaves without a state before leaves with one |
-| :class:`engine.memory.value_eviction.ValueEviction` | the start that saves least for each byte that it holds |
+| :class:`engine.memory.value_eviction.ValueEviction` | the start that saves least per byte that it holds |
 
 A policy uses no clock: its time is the number of requests or of uses. So ranks that get the same requests
 in the same order give up the same blocks and states.
@@ -30,11 +30,11 @@ class EvictionPolicy(Protocol):
     Candidates may become stale after they were offered; a policy checks them when it is asked.
     """
 
+    learns: bool
+    """Whether matches are to have the keys of blocks that are not cached."""
+
     def used(self, match: Match) -> None:
         """Notes that a request was admitted with this cached prefix, which may be empty."""
-
-    def entered(self, node: CachedBlock) -> None:
-        """Notes that a block was added to the tree."""
 
     def kept(self, state: CachedState) -> None:
         """Notes that a state was added to its block. A request holds it."""
@@ -60,10 +60,9 @@ class EvictionPolicy(Protocol):
 class Unlearned:
     """The events that a policy that learns nothing leaves aside."""
 
-    def used(self, match: Match) -> None:
-        pass
+    learns = False
 
-    def entered(self, node: CachedBlock) -> None:
+    def used(self, match: Match) -> None:
         pass
 
     def kept(self, state: CachedState) -> None:

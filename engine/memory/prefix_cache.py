@@ -17,11 +17,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import count
 
-from engine.memory.cached_start import CachedBlock, CachedState, Match, StartKind
+from engine.memory.cached_start import CachedBlock, CachedState, Match, Place
 from engine.memory.eviction import EvictionPolicy, LruEviction
 from engine.memory.index_pool import NULL_INDEX, Indices
 from engine.memory.prefix_journal import PrefixJournal
 from wire.messages.prefixes import next_key, root_key
+
 
 class PrefixCache:
     """Owns the cached blocks and states. Hands out indices of both pools and evicts if necessary."""
@@ -92,17 +93,26 @@ class PrefixCache:
     def match(self, tokens: Sequence[int], num_tokens: int, salt: str, *, needs_state: bool) -> Match:
         """Find the longest cached prefix of ``tokens[:num_tokens]``. The prefix is not held yet."""
         nodes: list[CachedBlock] = []
+        keys: list[bytes] = []
         key = root_key(self._fingerprint, salt)
+        is_cached, learns = True, self._policy.learns
         for start in range(0, num_tokens - self.block_size + 1, self.block_size):
             key = next_key(key, tokens[start : start + self.block_size])
-            node = self._nodes.get(key)
-            if node is None:
+            if learns:
+                keys.append(key)
+            if is_cached:
+                node = self._nodes.get(key)
+                if node is not None:
+                    nodes.append(node)
+                    continue
+                is_cached = False
+            if not learns:
                 break
-            nodes.append(node)
         if not needs_state:
-            return Match(nodes, None, len(nodes))
+            return Match(nodes, keys=keys)
         usable = self._num_usable(nodes)
-        return Match(nodes[:usable], nodes[usable - 1].state if usable else None, len(nodes))
+        state = nodes[usable - 1].state if usable else None
+        return Match(nodes[:usable], state, nodes[usable:], keys)
 
     def _num_usable(self, nodes: Sequence[CachedBlock]) -> int:
         """Return the number of usable nodes. A request can only start at the end of a node with a state."""
@@ -180,18 +190,15 @@ class PrefixCache:
         self._num_idle_blocks += 1
         if node.parent is not None:
             node.parent.num_children += 1
-        self._policy.entered(node)
 
-    def put_state(
-        self, node: CachedBlock, slot: int, kind: StartKind = StartKind.INNER
-    ) -> CachedState | None:
+    def put_state(self, node: CachedBlock, slot: int, place: Place = Place.INNER) -> CachedState | None:
         """Give the cache a slot with the state at ``node``'s end, and hold the state once.
 
         Returns None if the node already has a state: then the cache does not take the slot.
         """
         if node.state is not None:
             return None
-        state = CachedState(slot, node, num_users=1, last_used=next(self._clock), kind=kind)
+        state = CachedState(slot, node, num_users=1, last_used=next(self._clock), place=place)
         node.state = state
         self._states.add(state)
         self.journal.add(node.key)

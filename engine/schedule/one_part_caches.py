@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.memory.index_pool import NULL_INDEX, IndexPool
 from engine.memory.cached_start import CachedBlock
+from engine.memory.index_pool import NULL_INDEX, IndexPool
 from engine.memory.prefix_cache import PrefixCache
 from engine.schedule.capacity import CapacityPlan
 

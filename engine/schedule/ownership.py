@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.memory.index_pool import NULL_INDEX, IndexPool
 from engine.memory.cached_start import Match
+from engine.memory.index_pool import NULL_INDEX, IndexPool
 from engine.request import Memory, Request, StateBoundary
 from engine.row_kinds import PlannedRow
 from engine.schedule.cache_modes import CacheMode

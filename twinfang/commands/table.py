@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 
 from twinfang.autoscale import flags as autoscale
 from twinfang.batch import flags as batch
+from twinfang.cache_sim import flags as cache_sim
 from twinfang.commands.api_key import prepare as prepare_api_key
 from twinfang.commands.command import Command, prepared_by
 from twinfang.commands.read_ahead import read_ahead
@@ -242,6 +243,26 @@ PLAN = Command(
     arguments=(table.MODEL,),
 )
 
+CACHE_SIM = Command(
+    "cache-sim",
+    "which cache policy and which memory pay for a log of prompts",
+    "Replays a log of prompt hashes against cache policies and budgets, with a server's own prefix cache and "
+    "the sizes and costs of the model. It says how many prompt tokens hit, the FLOP saved, and the time to "
+    "the first token of a prompt that is computed alone, all computed and not measured. It reads only "
+    "config.json, and needs neither weights nor a GPU.",
+    (
+        cache_sim.LOG,
+        FlagGroup("model", (table.MODEL, table.DTYPE)),
+        cache_sim.CACHE,
+        cache_sim.DEVICE,
+        FlagGroup("output", (table.JSON,)),
+        table.LOGS,
+    ),
+    "twinfang cache-sim conversation_trace.jsonl --model /models/nemotron-h --budget 40 --budget 400",
+    prepared_by("twinfang.cache_sim.command"),
+    arguments=(cache_sim.TRACE,),
+)
+
 CHECK_NETWORK = Command(
     "check-network",
     "which transport two hosts use, how fast it is, what to set",
@@ -407,7 +428,7 @@ COMPLETE = Command(
 )
 
 COMMANDS = (
-    *(UP, SERVE, PREFILL, DECODE, ROUTER, PLAN),
+    *(UP, SERVE, PREFILL, DECODE, ROUTER, PLAN, CACHE_SIM),
     *(CHECK_NETWORK, DRAIN, AUTOSCALE, BENCH, API_KEY, AUDIT, FETCH_MODEL),
     *(BATCH, CHAT, COMPLETE),
 )

@@ -1,0 +1,135 @@
+"""Chooses at which lengths of a prompt states are kept, learned from where requests leave earlier prompts.
+
+A request leaves an earlier prompt where its own tokens begin to differ. What is learned is how far before the
+earlier prompt's end that was, in bins of powers of 2:
+
+    blocks before the end   0           1        2 to 3   4 to 7   ...
+    typical of              next turns  short questions   tools, templates, shared documents
+
+A start that is 7 blocks before the end serves all requests that leave at most 7 blocks before it. So the last
+block of each bin is a candidate. Chosen is the set of candidates that is expected to save most, less a price
+of its states; this is a dynamic program over at most 20 candidates, as in "Sparse Prefix Caching"
+(arXiv 2605.05219). The price is what the cache gives up for a state
+(:attr:`engine.memory.value_eviction.ValueEviction.price`).
+
+One more candidate is the place where this request leaves earlier ones: other requests may leave there too.
+
+The keys of all candidates of recent prompts are remembered, kept or not. So what is learned does not depend
+on what the cache has.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from engine.memory.cached_start import Match, Place
+from engine.memory.start_sizes import StartSizes
+
+NUM_BINS = 20
+MEMORY = 0.995
+"""Share of the counts that each request leaves. So about the last 200 requests count."""
+PRIOR_PROMPTS = 4.0
+PRIOR_LEFT_AT_END = 2.0
+"""Before anything is learned, every second prompt is expected to be continued at its end."""
+FIRST_PRICE, MORE_PRICE = 0.1, 4.0
+"""Parts of the price that a prompt's first state, and each further one, have to save. A first state that is
+worth little is given up soon. Further ones compete with it."""
+BRANCH_BIN = NUM_BINS
+"""Stands for the place where a request left earlier ones."""
+MAX_REMEMBERED = 65_536
+"""Number of candidates whose keys are remembered: about 10 MB."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A length, in blocks, at which a state is to be kept."""
+
+    num_blocks: int
+    place: Place
+
+
+class StatePlacement:
+    """Learns from matches and marks prompts."""
+
+    def __init__(self, sizes: StartSizes, price: Callable[[], float] = lambda: 0.0) -> None:
+        self._sizes = sizes
+        self._price = price
+        self._left = [0.0] * NUM_BINS
+        self._left[0] = PRIOR_LEFT_AT_END
+        self._num_prompts = PRIOR_PROMPTS
+        self._remembered: OrderedDict[bytes, int] = OrderedDict()
+        """Keys of candidates of recent prompts, each with its bin."""
+
+    def mark(self, match: Match) -> list[Mark]:
+        """Learns from a request that is admitted with this match, and returns the lengths at which its states
+        are to be kept, the shortest first."""
+        start, end = len(match.nodes), len(match.keys)
+        branch = max(match.num_matched_blocks, self._learn(match))
+        if self._remembered.get(match.keys[branch - 1] if branch else b"") == 0:
+            branch = 0  # what continues an earlier prompt's end branches off nowhere
+        price = self._price() * self._sizes.slot_bytes
+        marks = {length: Mark(length, place) for length, place in self._by_distance(start, end, price)}
+        if start < branch < end:
+            marks[branch] = Mark(branch, Place.BRANCH)
+        self._remember(match.keys, branch)
+        return [marks[length] for length in sorted(marks)]
+
+    def _learn(self, match: Match) -> int:
+        """Counts the place where the request leaves an earlier one. Returns its length in blocks if earlier
+        requests have left there too, else 0."""
+        self._left = [MEMORY * number for number in self._left]
+        self._num_prompts = MEMORY * self._num_prompts + 1.0
+        for length in range(len(match.keys), 0, -1):
+            bin_ = self._remembered.get(match.keys[length - 1])
+            if bin_ == BRANCH_BIN:
+                return length
+            if bin_ is not None:
+                self._left[bin_] += 1.0
+                return 0
+        return 0
+
+    def _remember(self, keys: list[bytes], branch: int) -> None:
+        remembered, end = self._remembered, len(keys)
+        for bin_ in range(NUM_BINS):
+            length = end - (1 << bin_) + 1
+            if length <= branch:
+                break
+            remembered[keys[length - 1]] = bin_
+        if 0 < branch < end:
+            remembered[keys[branch - 1]] = BRANCH_BIN
+            remembered.move_to_end(keys[branch - 1])
+        while len(remembered) > MAX_REMEMBERED:
+            remembered.popitem(last=False)
+
+    def _by_distance(self, start: int, end: int, price: float) -> list[tuple[int, Place]]:
+        """Returns the best set of candidates between the cached prefix's end and the prompt's end."""
+        distances = []
+        for bin_ in range(NUM_BINS):
+            if end - (distance := (1 << bin_) - 1) <= start:
+                break
+            distances.append(distance)
+        # best[i]: the most that requests can save that leave in the bins up to i, if candidate i is kept.
+        total = 0.0
+        left_up_to = []
+        for bin_ in range(len(distances)):
+            total += self._left[bin_] / self._num_prompts
+            left_up_to.append(total)
+        best: list[tuple[float, int]] = []
+        for i, distance in enumerate(distances):
+            saved = self._sizes.flops(start, end - distance)
+            most, before = left_up_to[i] * saved - FIRST_PRICE * price, -1
+            for j in range(i):
+                gain = best[j][0] + (left_up_to[i] - left_up_to[j]) * saved - MORE_PRICE * price
+                if gain > most:
+                    most, before = gain, j
+            best.append((most, before))
+        chosen: list[tuple[int, Place]] = []
+        i = max(range(len(best)), key=lambda index: best[index][0], default=-1)
+        if i < 0 or best[i][0] <= 0.0:
+            return chosen
+        while i >= 0:
+            chosen.append((end - distances[i], Place.before_end(distances[i])))
+            i = best[i][1]
+        return chosen

@@ -1,0 +1,259 @@
+"""Gives up the start that saves least for each byte that it holds.
+
+    value of a start = FLOP from the next shorter kept start * expected uses per request
+                       / bytes that only this start holds: its state, and KV that leads to no other start
+
+Expected uses are learned (:mod:`engine.memory.reuse_rates`), in classes by where a start is, whether blocks
+follow it, and how often it was used. KV behind the last start of a branch saves nothing and goes first.
+
+Starts wait in queues of one class and nearly equal worth (FLOP for each byte, in steps of half a power of 2).
+Within a queue the start that was used least recently stands in front. Only both ends of each queue are looked
+at: the front if starts are used soon or never, the back if all of them are used after a pause, and the cache
+is too small for all. A start's worth can change while it waits, for example if the next shorter start is
+given up: it is measured again before it is given up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from engine.memory.cached_start import CachedBlock, CachedState, Match, Place
+from engine.memory.eviction import LeafHeap
+from engine.memory.reuse_rates import ReuseRates, age_bin
+from engine.memory.start_sizes import StartSizes
+
+MAX_HITS_DIGITS = 6
+NUM_HITS_BINS = MAX_HITS_DIGITS + 1
+NUM_CLASSES = len(Place) * 2 * NUM_HITS_BINS
+NUM_WORTHS = 128
+"""Bins of FLOP per byte: powers of 2 ** 0.5 from 1 up."""
+_WORTHS = [2.0 ** (bin_ / 2) for bin_ in range(NUM_WORTHS)]
+MIN_PAST_STARTS = 1024
+PAST_FACTOR = 4
+"""As many given-up starts are remembered as this factor times the kept ones."""
+PRICE_SAMPLES = 50
+"""Number of the last values that a moving mean is made of, about."""
+
+
+class MovingMean:
+    """The mean of all values at first, and of about the last :data:`PRICE_SAMPLES` later."""
+
+    def __init__(self) -> None:
+        self.mean = 0.0
+        self._num = 0
+
+    def add(self, value: float) -> None:
+        self._num = min(self._num + 1, PRICE_SAMPLES)
+        self.mean += (value - self.mean) / self._num
+
+
+@dataclass(slots=True)
+class _PastStart:
+    """A start that was given up, to learn whether it is missed."""
+
+    start_class: int
+    num_hits: int
+    last_request: int
+    is_unused: bool = True
+    """Whether no request has missed it yet."""
+
+
+class ValueEviction:
+    """Orders starts by value. ``shares_memory``: blocks and states use the same bytes, as in host memory, so
+    that either can make room for the other."""
+
+    learns = True
+
+    def __init__(self, sizes: StartSizes, *, shares_memory: bool = False) -> None:
+        self._sizes = sizes
+        self._shares_memory = shares_memory
+        self._reuse = ReuseRates(NUM_CLASSES)
+        self._tails = LeafHeap()
+        """Idle leaves without a state."""
+        self._queues: dict[int, OrderedDict[CachedState, None]] = {}
+        self._parked: OrderedDict[CachedState, None] = OrderedDict()
+        """Idle states that were asked for a block while a request held their blocks."""
+        self._past: OrderedDict[bytes, _PastStart] = OrderedDict()
+        self._num_states = 0
+        self._num_requests = 0
+        self._score, self._waits = MovingMean(), MovingMean()
+
+    @property
+    def price(self) -> float:
+        """FLOP that each byte of a new start has to be expected to save, so that it is worth what is given up
+        for it. 0 while nothing was given up."""
+        return self._score.mean * self._waits.mean
+
+    # --- events ----------------------------------------------------------------------------------
+
+    def used(self, match: Match) -> None:
+        self._num_requests += 1
+        now, state = self._num_requests, match.state
+        self._count_missed(match)
+        if state is not None:
+            self._wait(state.num_hits, now - state.last_request)
+            self._reuse.used(_class_of(state), now - state.last_request)
+            state.num_hits += 1
+            state.last_request = now
+        self._reuse.refresh(now)
+
+    def kept(self, state: CachedState) -> None:
+        self._num_states += 1
+        state.last_request = self._num_requests
+        past = self._past.pop(state.node.key, None)
+        if past is not None:
+            state.num_hits = past.num_hits
+        shorter, _ = start_neighbours(state)
+        if shorter is not None and shorter.queue >= 0:
+            self._queue(shorter)
+
+    def offer_block(self, node: CachedBlock) -> None:
+        if node.state is None:
+            self._tails.offer(node)
+        elif node.state in self._parked and node.is_idle_leaf:
+            self._queue(node.state)
+
+    def offer_state(self, state: CachedState) -> None:
+        self._queue(state)
+
+    def dropped(self, state: CachedState) -> None:
+        self._num_states -= 1
+        self._unqueue(state)
+        age = self._num_requests - state.last_request
+        start_class = _class_of(state)
+        self._wait(state.num_hits, age)
+        self._reuse.ended(start_class)
+        self._past[state.node.key] = _PastStart(start_class, state.num_hits, state.last_request)
+        if len(self._past) > max(MIN_PAST_STARTS, PAST_FACTOR * self._num_states):
+            self._past.popitem(last=False)
+
+    def _count_missed(self, match: Match) -> None:
+        """Counts the deepest start that was given up and that the request could have used."""
+        for key in reversed(match.keys[len(match.nodes) :]):
+            past = self._past.get(key)
+            if past is None:
+                continue
+            age = self._num_requests - past.last_request
+            self._wait(past.num_hits, age)
+            if past.is_unused:
+                self._reuse.used_after_end(past.start_class, age)
+            else:
+                self._reuse.used(past.start_class, age)
+            past.num_hits, past.last_request, past.is_unused = past.num_hits + 1, self._num_requests, False
+            return
+
+    def _wait(self, num_hits: int, age: int) -> None:
+        """Learns how many requests pass before a start is used for the first time."""
+        if num_hits == 0:
+            self._waits.add(age)
+
+    # --- choosing --------------------------------------------------------------------------------
+
+    def next_block(self) -> CachedBlock | CachedState:
+        tail = self._tails.pop()
+        if tail is not None:
+            return tail
+        if self._shares_memory:
+            return self._least(of_leaves=False)
+        return self._least(of_leaves=True).node
+
+    def next_state(self) -> CachedBlock | CachedState:
+        if self._shares_memory:
+            tail = self._tails.pop()
+            if tail is not None:
+                return tail
+        return self._least(of_leaves=False)
+
+    def _least(self, *, of_leaves: bool) -> CachedState:
+        """Returns the idle start of least value; with ``of_leaves`` one whose block is an idle leaf."""
+        while True:
+            found = self._cheapest(of_leaves)
+            if found is None:
+                return self._any(of_leaves)
+            state, index, score = found
+            if state.num_users:
+                self._unqueue(state)
+            elif self._index_of(state) != index:
+                self._queue(state)
+            elif of_leaves and not state.node.is_idle_leaf:
+                self._unqueue(state)
+                self._parked[state] = None
+            else:
+                self._score.add(score)
+                return state
+
+    def _cheapest(self, of_leaves: bool) -> tuple[CachedState, int, float] | None:
+        """Returns the start of least value among the ends of all queues, its queue and its value."""
+        rates, now = self._reuse.rates, self._num_requests
+        least, best, in_queue = math.inf, None, -1
+        for index, queue in self._queues.items():
+            start_class, worth = divmod(index, NUM_WORTHS)
+            if of_leaves and start_class & 1:
+                continue
+            of_class = rates[start_class]
+            state = next(iter(queue))
+            rate = of_class[age_bin(now - state.last_request)]
+            if len(queue) > 1:
+                newest = next(reversed(queue))
+                of_newest = of_class[age_bin(now - newest.last_request)]
+                if of_newest < rate:
+                    state, rate = newest, of_newest
+            value = rate * _WORTHS[worth]
+            if value < least:
+                least, best, in_queue = value, state, index
+        return None if best is None else (best, in_queue, least)
+
+    def _any(self, of_leaves: bool) -> CachedState:
+        """Returns an idle start that no queue shows as one. Seldom needed."""
+        waiting = [*self._parked, *(state for queue in self._queues.values() for state in queue)]
+        for state in waiting:
+            if state.num_users == 0 and (not of_leaves or state.node.is_idle_leaf):
+                return state
+        raise RuntimeError("the cache counts an idle start that was not offered")
+
+    # --- queues ----------------------------------------------------------------------------------
+
+    def _queue(self, state: CachedState) -> None:
+        """Puts a start at the end of its queue."""
+        self._unqueue(state)
+        state.queue = self._index_of(state)
+        self._queues.setdefault(state.queue, OrderedDict())[state] = None
+
+    def _unqueue(self, state: CachedState) -> None:
+        if state.queue >= 0:
+            queue = self._queues[state.queue]
+            del queue[state]
+            if not queue:
+                del self._queues[state.queue]
+            state.queue = -1
+        self._parked.pop(state, None)
+
+    def _index_of(self, state: CachedState) -> int:
+        shorter, num_alone = start_neighbours(state)
+        start = 0 if shorter is None else shorter.node.num_blocks
+        saved = self._sizes.flops(start, state.node.num_blocks)
+        num_bytes = self._sizes.slot_bytes + num_alone * self._sizes.block_bytes
+        worth = int(2 * math.log2(max(1.0, saved / num_bytes)))
+        return _class_of(state) * NUM_WORTHS + min(worth, NUM_WORTHS - 1)
+
+
+def _class_of(state: CachedState) -> int:
+    """Returns the class of a start. It is odd if blocks follow the start."""
+    hits = min(state.num_hits.bit_length(), MAX_HITS_DIGITS)
+    return (state.place * NUM_HITS_BINS + hits) * 2 + (state.node.num_children > 0)
+
+
+def start_neighbours(state: CachedState) -> tuple[CachedState | None, int]:
+    """Returns the next shorter start, and the number of blocks that only this start holds."""
+    node = state.node
+    is_alone = node.num_children == 0
+    num_alone = int(is_alone)
+    before = node.parent
+    while before is not None and before.state is None:
+        if is_alone:
+            is_alone = before.num_children == 1
+            num_alone += is_alone
+        before = before.parent
+    return (None if before is None else before.state), num_alone

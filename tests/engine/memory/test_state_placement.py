@@ -1,0 +1,79 @@
+"""Where states are kept, learned from where requests leave earlier prompts."""
+
+from engine.memory.cached_start import CachedBlock, Match, Place
+from engine.memory.start_sizes import StartSizes
+from engine.memory.state_placement import Mark, StatePlacement
+
+SIZES = StartSizes(block_tokens=16, block_bytes=1, slot_bytes=100, token_flops=100.0, pair_flops=0.0)
+PRICE = 1.0
+"""FLOP for each byte: a state has to save 100 FLOP, 1/16 of a block."""
+
+
+def keys(*texts):
+    """Keys of blocks of texts, each given by a name and a number of blocks."""
+    chained, found = "", []
+    for name, num_blocks in texts:
+        for number in range(num_blocks):
+            chained = f"{chained}/{name}{number}"
+            found.append(chained.encode())
+    return found
+
+
+def places(marks, end):
+    return {end - mark.num_blocks: mark.place for mark in marks}
+
+
+def test_at_first_a_prompt_keeps_the_state_at_its_end():
+    marks = StatePlacement(SIZES).mark(Match(keys=keys(("a", 9))))
+    assert Mark(9, Place.END) in marks
+
+
+def test_next_turns_keep_states_at_ends_alone():
+    placement = StatePlacement(SIZES, lambda: PRICE)
+    texts = []
+    for turn in range(100):
+        texts.append((f"turn{turn}", 4))
+        marks = placement.mark(Match(keys=keys(*texts)))
+    assert [mark.place for mark in marks] == [Place.END]
+
+
+def test_questions_about_documents_keep_a_state_before_the_question():
+    """Each document is asked about twice; a question has 3 blocks. Nothing is in the cache."""
+    placement = StatePlacement(SIZES, lambda: PRICE)
+    for number in range(200):
+        asked = keys((f"document{number}", 40), ("first", 3))
+        first = placement.mark(Match(keys=asked))
+        placement.mark(Match(keys=keys((f"document{number}", 40), ("second", 3))))
+    assert set(places(first, 43)) == {3}
+    assert places(first, 43)[3] is Place.NEAR_2
+
+
+def test_a_place_where_requests_leave_is_marked_when_the_second_leaves_there():
+    placement = StatePlacement(SIZES)
+    first = keys(("system", 10), ("a", 20))
+    placement.mark(Match(keys=first))
+    second = keys(("system", 10), ("b", 20))
+    cached = [CachedBlock(key, None, number + 1, number) for number, key in enumerate(first[:10])]
+    marks = placement.mark(Match([], None, cached, second))
+    assert Mark(10, Place.BRANCH) in marks
+
+
+def test_a_branch_is_known_after_its_blocks_are_gone():
+    placement = StatePlacement(SIZES)
+    first = keys(("system", 10), ("a", 20))
+    cached = [CachedBlock(key, None, number + 1, number) for number, key in enumerate(first[:10])]
+    placement.mark(Match([], None, cached, first))
+    assert Mark(10, Place.BRANCH) in placement.mark(Match(keys=keys(("system", 10), ("b", 20))))
+
+
+def test_nothing_is_marked_that_is_cached_already():
+    placement = StatePlacement(SIZES)
+    prompt = keys(("a", 12))
+    cached = [CachedBlock(key, None, number + 1, number) for number, key in enumerate(prompt)]
+    assert placement.mark(Match(cached, None, [], prompt)) == []
+    assert placement.mark(Match()) == []
+
+
+def test_a_high_price_keeps_no_states():
+    placement = StatePlacement(SIZES, lambda: 1e9)
+    assert placement.mark(Match(keys=keys(("a", 9)))) == []

@@ -1,0 +1,1 @@
+"""Tests of twinfang/cache_sim/."""
