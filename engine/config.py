@@ -19,6 +19,7 @@ from engine.group.data_parallel import ONLY_RANK, DataParallel
 from engine.group.nodes import ONE_NODE, Nodes
 from engine.memory.cache_formats import CacheFormats, ExactCuts, KvCacheDtype, SsmCacheDtype
 from engine.memory.caches import CacheSpec
+from engine.memory.eviction import CachePolicyName
 from engine.parallel.expert_parallel import ExpertParallel, check_shares
 from engine.parallel.tensor_parallel import ALONE, TensorParallel
 from engine.schedule.cache_modes import CacheModeName
@@ -85,8 +86,12 @@ class EngineConfig:
     """Whether a row must have the same bits in every batch, on a GPU too (docs/batch-invariance.md)."""
     cache_mode: CacheModeName = "all"
     """Which Mamba states are kept for later requests; see :mod:`engine.schedule.cache_modes`."""
+    cache_policy: CachePolicyName = "lru"
+    """What the prefix cache gives up first, and with ``value`` also where mode ``all`` keeps prompts' states;
+    see :mod:`engine.memory.eviction`."""
     state_block_size: int | None = None
-    """Tokens between two states that mode ``all`` keeps; None: about 512, a multiple of ``block_size``."""
+    """Tokens between two states that mode ``all`` keeps; None: about 512, a multiple of ``block_size``. With
+    ``cache_policy`` value, a number replaces the places in prompts that are learned otherwise."""
     cached_states: int | None = None
     """Slots for states that only the prefix cache holds; None: twice ``max_num_seqs``, or 0 in mode
     ``none``."""
@@ -137,7 +142,11 @@ class EngineConfig:
         for setting, most in (("niceness", MAX_NICENESS), ("num_speculative", MAX_SPECULATIVE)):
             if not 0 <= (value := getattr(self, setting)) <= most:
                 raise ConfigError(f"`{setting}` must be from 0 to {most}, got {value}")
-        for setting, dtype in (("kv_cache_dtype", KvCacheDtype), ("mamba_ssm_cache_dtype", SsmCacheDtype)):
+        for setting, dtype in (
+            ("kv_cache_dtype", KvCacheDtype),
+            ("mamba_ssm_cache_dtype", SsmCacheDtype),
+            ("cache_policy", CachePolicyName),
+        ):
             if (value := getattr(self, setting)) not in get_args(dtype):
                 raise ConfigError(f"`{setting}` must be one of {', '.join(get_args(dtype))}, got {value!r}")
         if (deadline_s := self.step_deadline_s) is not None and not 0 <= deadline_s < math.inf:

@@ -10,9 +10,14 @@ from engine.checkpoint.fingerprint import fingerprint
 from engine.checkpoint.model_config import ModelConfig
 from engine.config import EngineConfig
 from engine.cost.step_memory import StepMemory
+from engine.cost.step_size import StepSize
 from engine.grammar.grammars import Grammars
 from engine.grammar.source import GrammarSource, RemoteGrammars
 from engine.memory.caches import Caches, CacheSpec
+from engine.memory.eviction import EvictionPolicy, LruEviction
+from engine.memory.start_sizes import StartSizes
+from engine.memory.state_placement import StatePlacement
+from engine.memory.value_eviction import ValueEviction
 from engine.models import load_model, read_config
 from engine.models.causal_lm import CausalLM
 from engine.parallel.tensor_parallel import TensorParallel
@@ -78,7 +83,7 @@ class EngineParts:
         if tp.rank == 0:
             vocab_size, eos_token_ids = model_config.vocab_size, model_config.eos_token_ids
             grammars = Grammars(config.model_dir, vocab_size, eos_token_ids)
-        scheduler = _make_scheduler(config, demand.spec, capacity, digest, device)
+        scheduler = _make_scheduler(config, model_config, demand.spec, capacity, digest, device)
         rows = RowTable(config.max_num_seqs, capacity.table_columns, config.num_positions)
         checks: Checks = Sanitizer(caches, scheduler, rows, tp) if config.sanitize else NoChecks()
         runner = StepRunner(config, model, caches, rows, capacity, checks)
@@ -117,14 +122,20 @@ def _make_caches(
 
 
 def _make_scheduler(
-    config: EngineConfig, spec: CacheSpec, capacity: CapacityPlan, fingerprint: str, device: torch.device
+    config: EngineConfig,
+    model: ModelConfig,
+    spec: CacheSpec,
+    capacity: CapacityPlan,
+    fingerprint: str,
+    device: torch.device,
 ) -> Scheduler:
     cuts = config.exact_cuts(spec)
     unit = config.block_size if cuts is None else cuts.unit(config.block_size)
     has_state, state_block = capacity.has_state, config.state_block(unit)
+    policy, placement = _make_policy(config, model)
     return Scheduler(
         capacity,
-        make_cache_mode(config.cache_mode, unit, state_block, has_state=has_state),
+        make_cache_mode(config.cache_mode, unit, state_block, has_state=has_state, placement=placement),
         max_num_seqs=config.max_num_seqs,
         max_batch_tokens=config.max_batch_tokens,
         num_positions=config.num_positions,
@@ -132,4 +143,22 @@ def _make_scheduler(
         cuts=cuts,
         long_prefill_threshold=config.long_prefill_threshold,
         joined_prompt_tokens=config.joined_prompt_tokens(device),
+        policy=policy,
     )
+
+
+def _make_policy(config: EngineConfig, model: ModelConfig) -> tuple[EvictionPolicy, StatePlacement | None]:
+    """Makes what decides which states the prefix cache gives up, and what decides where it keeps them.
+
+    The second is None if they are kept at fixed distances. All ranks decide by the sizes of the whole model,
+    because they have to decide alike.
+    """
+    if config.cache_policy == "lru":
+        return LruEviction(), None
+    size = StepSize.of(model)
+    block_bytes = size.token_bytes * config.block_size
+    sizes = StartSizes(config.block_size, block_bytes, size.slot_bytes, size.token_flops, size.pair_flops)
+    eviction = ValueEviction(sizes)
+    if config.cache_mode != "all" or config.state_block_size is not None:
+        return eviction, None
+    return eviction, StatePlacement(sizes, lambda: eviction.price)

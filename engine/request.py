@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.memory.cached_start import CachedBlock, CachedState
+from engine.memory.cached_start import CachedBlock, CachedState, Place
 from engine.memory.index_pool import NULL_INDEX
 from wire.messages.generation import FinishReason, RequestStats, TokenLogprobs
 from wire.messages.handoff import AnyTicket
@@ -175,8 +175,11 @@ class Request:
     quiet_until: int = field(init=False, default=-1)
     """While at most this many tokens are computed, a decode row that has been read back changes only the
     request's tokens and counts, unless it has a boundary or brought a stop token; -1: unknown."""
-    branch: int = field(init=False, default=0)
-    """Length of the prompt's prefix whose KV was cached, if no cached state reached that far; otherwise 0."""
+    block_keys: list[bytes] = field(init=False, default_factory=list)
+    """Keys of its full blocks from the start, as far as they were needed (:mod:`wire.messages.prefixes`)."""
+    marks: dict[int, Place] = field(init=False, default_factory=dict)
+    """Lengths of the prompt at which its state is to be kept, besides the cache mode's regular ones,
+    ascending, and what each of them is (:mod:`engine.schedule.cache_modes`)."""
     row: int = field(init=False, default=-1)
     prompt_logprobs: list[TokenLogprobs] = field(init=False, default_factory=list)
     finish_reason: FinishReason | None = field(init=False, default=None)

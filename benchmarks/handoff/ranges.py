@@ -24,6 +24,7 @@ from engine.memory.cached_start import CachedBlock
 from engine.memory.index_pool import NULL_INDEX, IndexPool
 from engine.memory.prefix_cache import PrefixCache
 from testing.marked_section import replace_between
+from wire.messages.prefixes import block_keys
 
 BLOCK = 16
 NUM_REQUESTS = 5_000
@@ -70,13 +71,14 @@ class Prefill:
 
     def compute(self, tokens: Sequence[int]) -> list[int]:
         """Return the blocks of a prompt."""
-        nodes = list(self.cache.match(tokens, len(tokens), "", needs_state=False).nodes)
+        keys = block_keys(tokens, block_size=BLOCK, fingerprint="f", salt="")
+        nodes = list(self.cache.match(keys, needs_state=False).nodes)
         self.cache.hold(nodes)
         block_ids = self.cache.blocks_of(nodes)
         block_ids += self.cache.allocate_blocks(
             -(-len(tokens) // BLOCK) - len(nodes), block_ids[-1] if block_ids else NULL_INDEX
         )
-        self.cache.extend(nodes, tokens, len(tokens), block_ids, "")
+        self.cache.extend(nodes, keys, len(keys), block_ids)
         self._leases.append((nodes, block_ids))
         if len(self._leases) > LEASES:
             self._release(*self._leases.pop(0))

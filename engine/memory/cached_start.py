@@ -81,7 +81,7 @@ class Match:
     beyond: list[CachedBlock] = field(default_factory=list)
     """The cached blocks that follow, from whose ends no request can start."""
     keys: list[bytes] = field(default_factory=list)
-    """Keys of all full blocks that were looked up, cached or not. Empty if the policy does not learn."""
+    """Keys of all full blocks that were looked up, cached or not."""
 
     @property
     def num_matched_blocks(self) -> int:

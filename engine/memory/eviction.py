@@ -30,9 +30,6 @@ class EvictionPolicy(Protocol):
     Candidates may become stale after they were offered; a policy checks them when it is asked.
     """
 
-    learns: bool
-    """Whether matches are to have the keys of blocks that are not cached."""
-
     def used(self, match: Match) -> None:
         """Notes that a request was admitted with this cached prefix, which may be empty."""
 
@@ -59,8 +56,6 @@ class EvictionPolicy(Protocol):
 
 class Unlearned:
     """The events that a policy that learns nothing leaves aside."""
-
-    learns = False
 
     def used(self, match: Match) -> None:
         pass

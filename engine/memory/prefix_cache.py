@@ -21,7 +21,7 @@ from engine.memory.cached_start import CachedBlock, CachedState, Match, Place
 from engine.memory.eviction import EvictionPolicy, LruEviction
 from engine.memory.index_pool import NULL_INDEX, Indices
 from engine.memory.prefix_journal import PrefixJournal
-from wire.messages.prefixes import next_key, root_key
+from wire.messages.prefixes import following_keys, root_key
 
 
 class PrefixCache:
@@ -47,7 +47,7 @@ class PrefixCache:
         self._num_idle_blocks = 0
         self._num_idle_states = 0
         self._clock = count(1)
-        self._policy: EvictionPolicy = LruEviction() if policy is None else policy
+        self._policy: EvictionPolicy = policy or LruEviction()
 
     # --- room ------------------------------------------------------------------------------------
 
@@ -90,24 +90,22 @@ class PrefixCache:
 
     # --- looking up ------------------------------------------------------------------------------
 
-    def match(self, tokens: Sequence[int], num_tokens: int, salt: str, *, needs_state: bool) -> Match:
-        """Find the longest cached prefix of ``tokens[:num_tokens]``. The prefix is not held yet."""
+    def lengthen_keys(self, keys: list[bytes], tokens: Sequence[int], num_tokens: int, salt: str) -> None:
+        """Append to ``keys``, the keys of the first blocks of ``tokens``, those of all further full blocks
+        among the first ``num_tokens`` tokens."""
+        start = len(keys) * self.block_size
+        if num_tokens >= start + self.block_size:
+            key = keys[-1] if keys else root_key(self._fingerprint, salt)
+            keys += following_keys(key, tokens[start:num_tokens], self.block_size)
+
+    def match(self, keys: list[bytes], *, needs_state: bool) -> Match:
+        """Find the longest cached prefix of the blocks with these keys. The prefix is not held yet."""
         nodes: list[CachedBlock] = []
-        keys: list[bytes] = []
-        key = root_key(self._fingerprint, salt)
-        is_cached, learns = True, self._policy.learns
-        for start in range(0, num_tokens - self.block_size + 1, self.block_size):
-            key = next_key(key, tokens[start : start + self.block_size])
-            if learns:
-                keys.append(key)
-            if is_cached:
-                node = self._nodes.get(key)
-                if node is not None:
-                    nodes.append(node)
-                    continue
-                is_cached = False
-            if not learns:
+        for key in keys:
+            node = self._nodes.get(key)
+            if node is None:
                 break
+            nodes.append(node)
         if not needs_state:
             return Match(nodes, keys=keys)
         usable = self._num_usable(nodes)
@@ -157,24 +155,17 @@ class PrefixCache:
     # --- growing ---------------------------------------------------------------------------------
 
     def extend(
-        self,
-        nodes: list[CachedBlock],
-        tokens: Sequence[int],
-        num_computed: int,
-        block_ids: Sequence[int],
-        salt: str,
+        self, nodes: list[CachedBlock], keys: Sequence[bytes], num_blocks: int, block_ids: Sequence[int]
     ) -> None:
-        """Add nodes for a request's newly full blocks after ``nodes``, which the request holds.
+        """Add nodes for a request's newly computed blocks after ``nodes``, which the request holds.
 
-        All these nodes are held and appended to ``nodes``. A new node takes the request's block, which
-        belongs to the cache from now on. If an equal block is cached already, its node is held instead, and
-        the request continues to use its own block.
+        ``num_blocks`` blocks have been computed from the start; ``keys`` has at least their keys. All new
+        nodes are held and appended to ``nodes``. A new node takes the request's block, which belongs to the
+        cache from now on. If an equal block is cached already, its node is held instead, and the request
+        continues to use its own block.
         """
-        for index in range(len(nodes), num_computed // self.block_size):
-            parent = nodes[-1] if nodes else None
-            start = index * self.block_size
-            before = parent.key if parent else root_key(self._fingerprint, salt)
-            key = next_key(before, tokens[start : start + self.block_size])
+        for index in range(len(nodes), num_blocks):
+            parent, key = nodes[-1] if nodes else None, keys[index]
             node = self._nodes.get(key)
             if node is None:
                 node = CachedBlock(key, parent, index + 1, self._block_at(block_ids, index))

@@ -64,8 +64,6 @@ class ValueEviction:
     """Orders starts by value. ``shares_memory``: blocks and states use the same bytes, as in host memory, so
     that either can make room for the other."""
 
-    learns = True
-
     def __init__(self, sizes: StartSizes, *, shares_memory: bool = False) -> None:
         self._sizes = sizes
         self._shares_memory = shares_memory

@@ -5,12 +5,14 @@
 | `none` | only the newest, for the request itself | |
 | `align` | at chunk ends on a block boundary | the scheduler cuts chunks there |
 | `all` | at every multiple of the state block, in prompt and answer | the scan writes them |
+| `all`, learned | where requests are expected to start; in answers as `all` | as `all` |
 
 The scan is the kernel that computes a chunk's states.
 
-Both caching modes also keep the state at a prompt's last block boundary, where the same prompt or
-the next turn of its conversation starts, and at a branch: the end of a prefix whose KV was cached while no
-cached state reached that far.
+`align` and `all` with fixed distances also *mark* two places of each prompt, and keep the states there: its
+last block boundary, where the same prompt or the next turn of its conversation starts, and a branch: the end
+of a prefix whose KV was cached while no cached state reached that far. Learned places are marks, too
+(:mod:`engine.memory.state_placement`).
 
 A model without recurrent layers needs no state. `align` and `all` are the same for it: every full block of KV
 is kept, and chunks are not cut.
@@ -21,6 +23,8 @@ from __future__ import annotations
 import logging
 from typing import Literal, Protocol
 
+from engine.memory.cached_start import Match, Place
+from engine.memory.state_placement import StatePlacement
 from engine.request import Request
 
 log = logging.getLogger(__name__)
@@ -33,6 +37,12 @@ class CacheMode(Protocol):
 
     caches: bool
     """Whether anything is kept for later requests, be it KV or states."""
+
+    def mark(self, request: Request, match: Match, block_size: int) -> dict[int, Place]:
+        """Returns :attr:`engine.request.Request.marks` of a request that is admitted with this cached prefix.
+
+        ``block_size`` is the number of tokens of the match's blocks. Called once for each request.
+        """
 
     def chunk_end(self, request: Request, start: int, end: int) -> int:
         """Returns the length at which a chunk has to stop. Without a cache it would run from ``start`` to
@@ -52,6 +62,9 @@ class NoStates:
     """Keeps no state anywhere and cuts no chunk."""
 
     caches: bool
+
+    def mark(self, request: Request, match: Match, block_size: int) -> dict[int, Place]:
+        return {}
 
     def chunk_end(self, request: Request, start: int, end: int) -> int:
         return end
@@ -83,23 +96,26 @@ class AlignedChunks:
 
     caches = True
 
-    def __init__(self, block_size: int) -> None:
-        self._block_size = block_size
+    def __init__(self, unit: int) -> None:
+        self._unit = unit
+
+    def mark(self, request: Request, match: Match, block_size: int) -> dict[int, Place]:
+        return _branch_and_end(request, match, block_size, self._unit)
 
     def chunk_end(self, request: Request, start: int, end: int) -> int:
-        """Stops at the next boundary whose state has to be kept. If there is none, a chunk that does not
-        reach the prompt's end stops at the last block boundary that it reaches."""
-        wanted = [mark for mark in _marks(request, self._block_size) if start < mark < end]
-        if wanted:
-            return min(wanted)
-        aligned = end - end % self._block_size
+        """Stops at the next mark. If there is none, a chunk that does not reach the prompt's end stops at the
+        last block boundary that it reaches."""
+        for mark in request.marks:
+            if start < mark < end:
+                return mark
+        aligned = end - end % self._unit
         return aligned if end < request.target and aligned > start else end
 
     def inner_boundaries(self, request: Request, start: int, end: int) -> list[int]:
         return []
 
     def keeps(self, request: Request, length: int) -> bool:
-        return length % self._block_size == 0 and length < request.num_given
+        return length % self._unit == 0 and length < request.num_given
 
     def next_kept(self, request: Request, length: int) -> int | None:
         """Returns the next length if it is a block boundary of the prompt.
@@ -115,42 +131,94 @@ class StateBlocks:
 
     caches = True
 
-    def __init__(self, block_size: int, state_block: int) -> None:
-        self._block_size = block_size
+    def __init__(self, unit: int, state_block: int) -> None:
+        self._unit = unit
         self._state_block = state_block
+
+    def mark(self, request: Request, match: Match, block_size: int) -> dict[int, Place]:
+        return _branch_and_end(request, match, block_size, self._unit)
 
     def chunk_end(self, request: Request, start: int, end: int) -> int:
         return end
 
     def inner_boundaries(self, request: Request, start: int, end: int) -> list[int]:
-        first = start + self._state_block - start % self._state_block
-        lengths = set(range(first, end, self._state_block))
-        lengths.update(mark for mark in _marks(request, self._block_size) if start < mark < end)
+        lengths = set(range(self._next_multiple(start), end, self._state_block))
+        lengths.update(mark for mark in request.marks if start < mark < end)
         return sorted(lengths)
 
     def keeps(self, request: Request, length: int) -> bool:
-        return length % self._state_block == 0 or length in _marks(request, self._block_size)
+        return length % self._state_block == 0 or length in request.marks
 
     def next_kept(self, request: Request, length: int) -> int | None:
-        regular = length + self._state_block - length % self._state_block
+        regular = self._next_multiple(length)
         if length >= request.num_given:
             return regular
-        return min([regular, *(mark for mark in _marks(request, self._block_size) if mark > length)])
+        return min([regular, *(mark for mark in request.marks if mark > length)])
+
+    def _next_multiple(self, length: int) -> int:
+        return length + self._state_block - length % self._state_block
 
 
-def _marks(request: Request, block_size: int) -> tuple[int, ...]:
-    """Returns the branch, if there is one, and the last block boundary that leaves a token to compute."""
-    lengths = (request.branch, request.num_given - 1)
-    return tuple(length - length % block_size for length in lengths if length >= block_size)
+class LearnedPlaces(StateBlocks):
+    """Keeps prompts' states where requests are expected to start, and answers' states at every multiple of
+    ``state_block``; cuts no chunk.
+    """
+
+    def __init__(self, unit: int, state_block: int, placement: StatePlacement) -> None:
+        super().__init__(unit, state_block)
+        self._placement = placement
+
+    def mark(self, request: Request, match: Match, block_size: int) -> dict[int, Place]:
+        start = len(match.nodes) * block_size
+        marks: dict[int, Place] = {}
+        for mark in self._placement.mark(match):
+            length = _aligned(mark.num_blocks * block_size, self._unit)
+            if length > start:
+                marks[length] = mark.place
+        return marks
+
+    def inner_boundaries(self, request: Request, start: int, end: int) -> list[int]:
+        # A request that was preempted computes its answer's tokens in chunks again.
+        in_answer = range(self._next_multiple(max(start, request.num_given - 1)), end, self._state_block)
+        return [*(mark for mark in request.marks if start < mark < end), *in_answer]
+
+    def keeps(self, request: Request, length: int) -> bool:
+        return length in request.marks or (length >= request.num_given and super().keeps(request, length))
+
+    def next_kept(self, request: Request, length: int) -> int | None:
+        if length < request.num_given - 1:
+            for mark in request.marks:
+                if mark > length:
+                    return mark
+        return self._next_multiple(max(length, request.num_given - 1))
+
+
+def _branch_and_end(request: Request, match: Match, block_size: int, unit: int) -> dict[int, Place]:
+    """Returns the branch, if there is one, and the last multiple of ``unit`` that leaves a token to
+    compute."""
+    end = _aligned(request.num_given - 1, unit)
+    branch = _aligned(match.num_matched_blocks * block_size, unit) if match.beyond else 0
+    marks = {branch: Place.BRANCH, end: Place.END} if branch < end else {end: Place.BRANCH}
+    marks.pop(0, None)
+    return marks
+
+
+def _aligned(length: int, unit: int) -> int:
+    return length - length % unit
 
 
 def make_cache_mode(
-    name: CacheModeName, block_size: int, state_block: int, *, has_state: bool = True
+    name: CacheModeName,
+    unit: int,
+    state_block: int,
+    *,
+    has_state: bool = True,
+    placement: StatePlacement | None = None,
 ) -> CacheMode:
-    """Makes the mode of that name, which keeps states at multiples of ``block_size`` or ``state_block``
-    tokens.
+    """Makes the mode of that name, which keeps states at multiples of ``unit`` or ``state_block`` tokens.
 
-    ``has_state``: whether the model has recurrent layers.
+    ``has_state``: whether the model has recurrent layers. ``placement``: chooses the places in prompts, in
+    mode ``all``; None: they lie at fixed distances.
     """
     if name == "none":
         return NoCaching()
@@ -158,5 +226,7 @@ def make_cache_mode(
         log.info("cache mode %s: the model has no recurrent state, so every full block of KV is kept", name)
         return BlocksAlone()
     if name == "align":
-        return AlignedChunks(block_size)
-    return StateBlocks(block_size, state_block)
+        return AlignedChunks(unit)
+    return (
+        StateBlocks(unit, state_block) if placement is None else LearnedPlaces(unit, state_block, placement)
+    )

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engine.memory.cached_start import CachedBlock
+from engine.memory.eviction import EvictionPolicy
 from engine.memory.index_pool import NULL_INDEX, IndexPool
 from engine.memory.prefix_cache import PrefixCache
 from engine.schedule.capacity import CapacityPlan
@@ -63,7 +64,7 @@ class StatePrefixCache(PrefixCache):
 
 
 def make_prefix_cache(
-    plan: CapacityPlan, blocks: IndexPool, slots: IndexPool, fingerprint: str
+    plan: CapacityPlan, blocks: IndexPool, slots: IndexPool, fingerprint: str, policy: EvictionPolicy | None
 ) -> PrefixCache:
     """Makes the prefix cache that fits the plan's model."""
     kind = PrefixCache
@@ -71,4 +72,4 @@ def make_prefix_cache(
         kind = BlockPrefixCache
     elif not plan.has_kv:
         kind = StatePrefixCache
-    return kind(blocks, slots, block_size=plan.block_size, fingerprint=fingerprint)
+    return kind(blocks, slots, block_size=plan.block_size, fingerprint=fingerprint, policy=policy)

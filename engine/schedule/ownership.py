@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.memory.cached_start import Match
+from engine.memory.cached_start import Match, Place
+from engine.memory.eviction import EvictionPolicy
 from engine.memory.index_pool import NULL_INDEX, IndexPool
 from engine.request import Memory, Request, StateBoundary
 from engine.row_kinds import PlannedRow
@@ -27,10 +28,11 @@ class Ownership:
         max_num_seqs: int,
         num_positions: int = 1,
         fingerprint: str = "",
+        policy: EvictionPolicy | None = None,
     ) -> None:
         self.blocks = IndexPool(plan.num_blocks, "block")
         self.slots = IndexPool(plan.num_slots, "slot")
-        self.cache = make_prefix_cache(plan, self.blocks, self.slots, fingerprint)
+        self.cache = make_prefix_cache(plan, self.blocks, self.slots, fingerprint, policy)
         self._mode = mode
         self._plan = plan
         self._num_slots = num_positions if plan.has_state else 0
@@ -62,17 +64,17 @@ class Ownership:
         request.memory.nodes = match.nodes
         if match.state is not None:
             request.memory.read_state, request.memory.read_slot = match.state, match.state.slot
+        if self._mode.caches:
+            request.marks = self._mode.mark(request, match, self._plan.block_size)
         if request.ticket is None:
+            self.cache.used(match)
             self._start_behind(request, match)
         return True
 
     def _start_behind(self, request: Request, match: Match) -> None:
         """Lets the request start after its cached prefix, which need not be computed."""
-        block_size = self._plan.block_size
-        request.num_computed = request.measured.num_cached = len(match.nodes) * block_size
+        request.num_computed = request.measured.num_cached = len(match.nodes) * self._plan.block_size
         request.num_planned = request.num_computed
-        if match.num_matched_blocks > len(match.nodes):
-            request.branch = match.num_matched_blocks * block_size
 
     def fork(self, request: Request, source: Request, *, spare_blocks: int) -> bool:
         """Gives a request a row, slots and blocks to continue behind the tokens that ``source`` has computed,
@@ -83,8 +85,7 @@ class Ownership:
         memory = source.memory
         if self._plan.has_kv and not self._mode.caches:
             # The nodes count the users of shared blocks. No request looks up this salt.
-            salt = f"forks of {source.request_id}"
-            self.cache.extend(memory.nodes, source.tokens, source.num_computed, memory.block_ids, salt)
+            self._extend(source, f"forks of {source.request_id}")
         shared = self.cache.blocks_of(memory.nodes)
         num_new = self._plan.blocks_for(request.target) - len(shared)
         if not self._has_room(num_new + spare_blocks):
@@ -92,6 +93,7 @@ class Ownership:
         self.cache.hold(memory.nodes)
         self._give(request, num_new, shared)
         request.memory.nodes = list(memory.nodes)
+        request.block_keys = list(source.block_keys)
         return True
 
     def readmit(self, request: Request, *, spare_blocks: int) -> bool:
@@ -195,8 +197,13 @@ class Ownership:
     def enter(self, request: Request) -> None:
         """Enters a request's full blocks into the prefix cache."""
         if self._mode.caches:
-            nodes, block_ids = request.memory.nodes, request.memory.block_ids
-            self.cache.extend(nodes, request.tokens, request.num_computed, block_ids, request.cache_salt)
+            self._extend(request, request.cache_salt)
+
+    def _extend(self, request: Request, salt: str) -> None:
+        memory, keys = request.memory, request.block_keys
+        self.cache.lengthen_keys(keys, request.tokens, request.num_computed, salt)
+        num_blocks = request.num_computed // self._plan.block_size
+        self.cache.extend(memory.nodes, keys, num_blocks, memory.block_ids)
 
     def give_up(self, row: PlannedRow) -> None:
         """Takes back the slots of a prefill row's boundaries, because no step will fill them with valid
@@ -213,14 +220,22 @@ class Ownership:
         memory = request.memory
         if boundary is memory.boundary:
             memory.boundary = None
-        node = memory.nodes[boundary.length // self._plan.block_size - 1]
-        state = self.cache.put_state(node, boundary.slot)
+        num_blocks = boundary.length // self._plan.block_size
+        place = self._place(request, boundary.length)
+        state = self.cache.put_state(memory.nodes[num_blocks - 1], boundary.slot, place)
         if boundary.length == request.num_computed:
             memory.read_state, memory.read_slot = state, boundary.slot
         elif state is None:
             self.slots.free([boundary.slot])
         else:
             self.cache.release_state(state)
+
+    def _place(self, request: Request, length: int) -> Place:
+        marked = request.marks.get(length)
+        if marked is not None or length >= request.num_given:
+            return Place.INNER if marked is None else marked
+        block_size = self._plan.block_size
+        return Place.before_end((request.num_given - 1) // block_size - length // block_size)
 
     # --- giving back -----------------------------------------------------------------------------
 
@@ -264,12 +279,10 @@ class Ownership:
         """
         if not self._mode.caches or request.prompt_logprobs_wanted is not None:
             return Match()
-        return self.cache.match(
-            request.tokens,
-            request.num_given - 1 if request.ticket is None else request.ticket.num_tokens,
-            request.cache_salt,
-            needs_state=request.ticket is None,
-        )
+        ticket, keys = request.ticket, request.block_keys
+        num_tokens = request.num_given - 1 if ticket is None else ticket.num_tokens
+        self.cache.lengthen_keys(keys, request.tokens, num_tokens, request.cache_salt)
+        return self.cache.match(keys, needs_state=ticket is None)
 
     def _hold(self, match: Match) -> None:
         self.cache.hold(match.nodes)

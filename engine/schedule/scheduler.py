@@ -20,6 +20,7 @@ from collections.abc import Collection, Iterable
 from itertools import chain, islice
 
 from engine.memory.cache_formats import ExactCuts
+from engine.memory.eviction import EvictionPolicy
 from engine.request import Request
 from engine.row_kinds import PlannedRow
 from engine.schedule.cache_modes import CacheMode
@@ -60,8 +61,10 @@ class Scheduler:
         cuts: ExactCuts | None = None,
         long_prefill_threshold: int | None = None,
         joined_prompt_tokens: int | None = None,
+        policy: EvictionPolicy | None = None,
     ) -> None:
-        """``long_prefill_threshold`` is ``max_batch_tokens`` unless given. None of ``joined_prompt_tokens``:
+        """``policy`` decides what the prefix cache gives up; None: what was used least recently.
+        ``long_prefill_threshold`` is ``max_batch_tokens`` unless given. None of ``joined_prompt_tokens``:
         prompts share a step whatever their length."""
         self.capacity = plan
         self._cuts = cuts
@@ -70,7 +73,11 @@ class Scheduler:
         self._max_batch_tokens = max_batch_tokens
         self._max_num_seqs = max_num_seqs
         self.owned = Ownership(
-            plan, mode, max_num_seqs=max_num_seqs, num_positions=num_positions, fingerprint=fingerprint
+            *(plan, mode),
+            max_num_seqs=max_num_seqs,
+            num_positions=num_positions,
+            fingerprint=fingerprint,
+            policy=policy,
         )
         self._decode = DecodeRows(self.owned, plan, mode, num_positions)
         self._chunks = PromptChunks(

@@ -67,8 +67,6 @@ class ClairvoyantPlacement:
 class ClairvoyantEviction:
     """Knows the blocks' ids by the place of a start in the log: the cache's keys are hashes of them."""
 
-    learns = False
-
     def __init__(self, sizes: StartSizes, future: Future) -> None:
         self._sizes = sizes
         self._future = future

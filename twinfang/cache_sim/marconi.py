@@ -26,8 +26,6 @@ MAX_BOOTSTRAP = 1000
 class MarconiEviction:
     """Blocks and states share one budget, as in the paper."""
 
-    learns = False
-
     def __init__(self, sizes: StartSizes, alpha: float) -> None:
         self.alpha = alpha
         self._sizes = sizes

@@ -25,16 +25,12 @@ class FixedPlacement:
 
     def mark(self, match: Match) -> list[Mark]:
         request = Request("simulated", [0] * (len(match.keys) + 1), None)
-        if match.beyond:
-            request.branch = match.num_matched_blocks
+        request.marks = self._mode.mark(request, match, 1)
         lengths = self._mode.inner_boundaries(request, len(match.nodes), len(match.keys))
         if len(match.keys) > len(match.nodes) and self._mode.keeps(request, len(match.keys)):
             lengths.append(len(match.keys))
-        end, branch = len(match.keys), request.branch
-        return [
-            Mark(length, Place.BRANCH if length == branch else Place.before_end(end - length))
-            for length in lengths
-        ]
+        end = len(match.keys)
+        return [Mark(length, request.marks.get(length, Place.before_end(end - length))) for length in lengths]
 
 
 class JudiciousPlacement:

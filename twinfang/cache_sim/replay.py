@@ -7,7 +7,7 @@ budget is too small is computed without the cache.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from engine.cost.step_cost import PrefillCost, pairs_of
@@ -101,8 +101,9 @@ class SimulatedCache:
     def _serve(self, request: TracedRequest, outcome: Outcome) -> int:
         """Serves one request and returns the number of blocks that it found in the cache."""
         cache, ids, sizes = self.cache, request.ids, self._sizes
-        match = cache.match(ids, request.num_usable(sizes.block_tokens), "", needs_state=True)
-        marks = self._placement.mark(replace(match, keys=self._keys(ids)))
+        keys = block_keys(ids, block_size=1, fingerprint="", salt="")
+        match = cache.match(keys[: request.num_usable(sizes.block_tokens)], needs_state=True)
+        marks = self._placement.mark(replace(match, keys=keys))
         cache.used(match)
         nodes, num_cached = list(match.nodes), len(match.nodes)
         num_new = len(ids) - match.num_matched_blocks
@@ -111,7 +112,7 @@ class SimulatedCache:
             cache.hold_state(match.state)
         if self._has_room(len(ids), num_new, int(match.state is not None)):
             block_ids = cache.blocks_of([*nodes, *match.beyond]) + cache.allocate_blocks(num_new)
-            cache.extend(nodes, ids, len(ids), block_ids, "")
+            cache.extend(nodes, keys, len(keys), block_ids)
             for mark in marks:
                 node = nodes[mark.num_blocks - 1]
                 if node.state is None and self._has_slot(len(ids), int(match.state is not None)):
@@ -126,10 +127,6 @@ class SimulatedCache:
         cache.release(reversed(match.beyond))
         cache.release(reversed(nodes))
         return num_cached
-
-    @staticmethod
-    def _keys(ids: Sequence[int]) -> list[bytes]:
-        return block_keys(ids, block_size=1, fingerprint="", salt="")
 
     def _has_room(self, num_held: int, num_new: int, num_states: int) -> bool:
         """Whether a prompt of ``num_held`` blocks fits, if all that no request holds is given up."""

@@ -304,6 +304,7 @@ def _engine_config(
         mamba_cache_stochastic_rounding=values.enable_mamba_cache_stochastic_rounding,
         batch_invariant=values.batch_invariant,
         cache_mode=values.cache_mode,
+        cache_policy=values.cache_policy,
         state_block_size=values.state_block_size,
         cached_states=values.cached_states,
         cache_memory_bytes=None if values.cache_memory is None else int(values.cache_memory * GIB),

@@ -130,9 +130,16 @@ CACHE_MODE = Flag(
     "ends on a block boundary; all: the states at every state-block boundary, written by the scan itself",
     default="all",
 )
+CACHE_POLICY = Flag(
+    *("--cache-policy", "lru|value", one_of("lru", "value")),
+    "what is given up if the memory is full; lru: what was used least recently; value: what saves least for "
+    "its bytes. With value, --cache-mode all keeps states where prompts are expected to start",
+    default="lru",
+)
 STATE_BLOCK_SIZE = Flag(
     *("--state-block-size", "TOKENS", _at_least_one),
-    "tokens between two states that --cache-mode all keeps; a multiple of --block-size",
+    "tokens between two states that --cache-mode all keeps; a multiple of --block-size. With --cache-policy "
+    "value: fixed places in prompts, instead of learned ones",
     default_text="512, rounded up to a multiple of --block-size",
 )
 CACHED_STATES = Flag(
@@ -425,6 +432,7 @@ CAPACITY = (
     STOCHASTIC_ROUNDING,
     BATCH_INVARIANT,
     CACHE_MODE,
+    CACHE_POLICY,
     STATE_BLOCK_SIZE,
     CACHED_STATES,
 )

@@ -21,21 +21,20 @@ def root_key(fingerprint: str, salt: str) -> bytes:
     return hashlib.blake2b(root + salt.encode(), digest_size=KEY_BYTES).digest() if salt else root
 
 
-def next_key(key: bytes, token_ids: Sequence[int]) -> bytes:
-    """Returns the key of a block with ``token_ids`` that follows the block with ``key``."""
-    return hashlib.blake2b(key + array("q", token_ids).tobytes(), digest_size=KEY_BYTES).digest()
+def following_keys(key: bytes, token_ids: Sequence[int], block_size: int) -> list[bytes]:
+    """Returns the keys of all full blocks of ``token_ids``, which follow the block with ``key``."""
+    keys: list[bytes] = []
+    tokens = array("q", token_ids)
+    data, block_bytes = tokens.tobytes(), block_size * tokens.itemsize
+    for start in range(0, len(data) - block_bytes + 1, block_bytes):
+        key = hashlib.blake2b(key + data[start : start + block_bytes], digest_size=KEY_BYTES).digest()
+        keys.append(key)
+    return keys
 
 
 def block_keys(token_ids: Sequence[int], *, block_size: int, fingerprint: str, salt: str) -> list[bytes]:
     """Returns the keys of all full blocks, from the start."""
-    keys: list[bytes] = []
-    key = root_key(fingerprint, salt)
-    tokens = array("q", token_ids)
-    data, block_bytes = tokens.tobytes(), block_size * tokens.itemsize
-    for start in range(0, len(data) - block_bytes + 1, block_bytes):  # next_key, without an array per block
-        key = hashlib.blake2b(key + data[start : start + block_bytes], digest_size=KEY_BYTES).digest()
-        keys.append(key)
-    return keys
+    return following_keys(root_key(fingerprint, salt), token_ids, block_size)
 
 
 @message

@@ -13,6 +13,7 @@ from engine.memory.prefix_cache import PrefixCache
 from engine.memory.start_sizes import StartSizes
 from engine.memory.value_eviction import ValueEviction
 from twinfang.cache_sim.budget import Pools
+from wire.messages.prefixes import block_keys
 
 SIZES = StartSizes(block_tokens=1, block_bytes=1, slot_bytes=4, token_flops=100.0, pair_flops=1.0)
 PROMPT = st.lists(st.integers(0, 1), min_size=1, max_size=10)
@@ -25,7 +26,8 @@ def make(policy, num_blocks=1000, num_slots=1000):
 
 def begin(cache, tokens, places=None):
     """A request up to the end of its prompt. Returns its nodes and the state that it reads."""
-    match = cache.match(tokens, len(tokens), "", needs_state=True)
+    keys = block_keys(tokens, block_size=1, fingerprint="f", salt="")
+    match = cache.match(keys, needs_state=True)
     cache.used(match)
     nodes = list(match.nodes)
     cache.hold(nodes)
@@ -34,7 +36,7 @@ def begin(cache, tokens, places=None):
     new = cache.allocate_blocks(len(tokens) - len(nodes))
     held = cache.blocks_of(nodes) + new
     num_own = len(nodes)
-    cache.extend(nodes, tokens, len(tokens), held, "")
+    cache.extend(nodes, keys, len(keys), held)
     cache._blocks.free([one for one, node in zip(new, nodes[num_own:], strict=True) if node.block_id != one])
     for length, place in (places if places is not None else {len(tokens): Place.END}).items():
         if nodes[length - 1].state is None and cache.num_available_slots:

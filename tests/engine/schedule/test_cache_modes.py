@@ -26,6 +26,8 @@ def make_engine(model_dir, mode, budget=512, **settings):
     settings = {"max_num_seqs": 32, "cache_memory_bytes": 64 << 20, "sanitize": SANITIZE, **settings}
     if mode == "all":
         settings.setdefault("state_block_size", 32)
+    if mode == "learned":
+        mode, settings = "all", {**settings, "cache_policy": "value"}
     settings["max_num_seqs"] = min(settings["max_num_seqs"], budget)
     return Engine(
         EngineConfig(model_dir, "both", device="cpu", max_batch_tokens=budget, cache_mode=mode, **settings)
@@ -34,7 +36,7 @@ def make_engine(model_dir, mode, budget=512, **settings):
 
 @pytest.mark.parametrize("budget", [16, pytest.param(64, marks=pytest.mark.exhaustive), 512])
 @pytest.mark.parametrize("concurrency", [pytest.param(1, marks=pytest.mark.exhaustive), 32])
-@pytest.mark.parametrize("mode", ["align", "all"])
+@pytest.mark.parametrize("mode", ["align", "all", "learned"])
 def test_cold_and_warm_caches_give_the_tokens_of_no_cache(model_dir, mode, budget, concurrency):
     prompts = prompts_with_shared_prefixes(17, seed=budget + concurrency)  # 306 over all parameters
     expected = answers(run(make_engine(model_dir, "none"), prompts, 32))
@@ -47,7 +49,7 @@ def test_cold_and_warm_caches_give_the_tokens_of_no_cache(model_dir, mode, budge
     assert sum(r.measured.num_cached for r in warm) > sum(r.num_prompt for r in warm) // 3
 
 
-@pytest.mark.parametrize("mode", ["align", "all"])
+@pytest.mark.parametrize("mode", ["align", "all", "learned"])
 def test_a_small_pool_evicts_and_stays_exact(model_dir, mode):
     prompts = prompts_with_shared_prefixes(40, seed=1)
     expected = answers(run(make_engine(model_dir, "none"), prompts, 8))
@@ -70,6 +72,8 @@ def test_a_small_pool_evicts_and_stays_exact(model_dir, mode):
         ("align", 96, 80),  # one token has to be computed
         ("all", 16, 0),
         ("all", 17, 16),
+        ("learned", 100, 96),
+        ("learned", 97, 96),
     ],
 )
 def test_the_same_prompt_again_computes_what_lies_behind_the_last_boundary(
@@ -84,7 +88,7 @@ def test_the_same_prompt_again_computes_what_lies_behind_the_last_boundary(
     assert engine.stats().prefill_tokens - before == num_tokens - cached
 
 
-@pytest.mark.parametrize("mode", ["align", "all"])
+@pytest.mark.parametrize("mode", ["align", "all", "learned"])
 def test_a_branch_seen_twice_serves_the_third(bundled_model, mode):
     engine = make_engine(bundled_model, mode, **({"state_block_size": 512} if mode == "all" else {}))
     choose = random.Random(2)
@@ -94,7 +98,7 @@ def test_a_branch_seen_twice_serves_the_third(bundled_model, mode):
     assert (first.measured.num_cached, second.measured.num_cached, third.measured.num_cached) == (0, 0, 64)
 
 
-@pytest.mark.parametrize("mode", ["align", "all"])
+@pytest.mark.parametrize("mode", ["align", "all", "learned"])
 def test_another_salt_shares_nothing(bundled_model, mode):
     engine = make_engine(bundled_model, mode)
     prompt = prompts_with_shared_prefixes(1)[0] * 5

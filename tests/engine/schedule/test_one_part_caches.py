@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from engine.memory.index_pool import IndexPool
 from engine.schedule.one_part_caches import BlockPrefixCache, StatePrefixCache
+from wire.messages.prefixes import block_keys
 
 BLOCK = 4
 TOKENS = st.lists(st.integers(0, 1), min_size=0, max_size=28)
@@ -23,18 +24,27 @@ def state_cache(num_slots):
     )
 
 
+def keys_of(tokens):
+    return block_keys(tokens, block_size=BLOCK, fingerprint="f", salt="")
+
+
+def look_up(cache, tokens):
+    """Looks up all tokens but the last, which has to be computed."""
+    return cache.match(keys_of(tokens[:-1]), needs_state=True)
+
+
 def hit(cache, tokens):
     """Tokens that a request for ``tokens`` need not compute; at least one is left."""
-    return len(cache.match(tokens, len(tokens) - 1, "", needs_state=True).nodes) * BLOCK
+    return len(look_up(cache, tokens).nodes) * BLOCK
 
 
 def serve_blocks(cache, tokens):
     """One request's life; returns what it found in the cache."""
-    found = cache.match(tokens, len(tokens) - 1, "", needs_state=True)
+    found = look_up(cache, tokens)
     nodes = found.nodes
     cache.hold(nodes)
     held = cache.blocks_of(nodes) + cache.allocate_blocks(-(-len(tokens) // BLOCK) - len(nodes))
-    cache.extend(nodes, tokens, len(tokens), held, "")
+    cache.extend(nodes, keys_of(tokens), len(tokens) // BLOCK, held)
     free = [one for i, one in enumerate(held) if i >= len(nodes) or nodes[i].block_id != one]
     cache._blocks.free(free)
     cache.release(reversed(nodes))
@@ -43,12 +53,12 @@ def serve_blocks(cache, tokens):
 
 def serve_states(cache, tokens, lengths):
     """The same with states kept at ``lengths``, given in blocks."""
-    found = cache.match(tokens, len(tokens) - 1, "", needs_state=True)
+    found = look_up(cache, tokens)
     nodes = found.nodes
     cache.hold(nodes)
     if found.state is not None:
         cache.hold_state(found.state)
-    cache.extend(nodes, tokens, len(tokens), [], "")
+    cache.extend(nodes, keys_of(tokens), len(tokens) // BLOCK, [])
     for length in sorted(lengths):
         if length <= len(nodes) and cache.num_available_slots:
             slot = cache.allocate_slot()
@@ -121,7 +131,7 @@ def test_without_kv_only_what_leads_to_a_state_is_remembered(lives, num_slots):
         assert len(cache._states) <= num_slots - 1
         assert (cache.num_available_blocks, cache.num_cached_blocks) == (0, 0)
         assert set(cache.journal.news(None).added) == {n.key for n in nodes if n.state is not None}
-        found = cache.match(tokens, len(tokens) - 1, "", needs_state=True)
+        found = look_up(cache, tokens)
         assert (found.state is None) == (not found.nodes)
     cache.clear()
     assert not cache._nodes

@@ -13,6 +13,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from engine.memory.start_sizes import StartSizes
+from engine.memory.state_placement import StatePlacement
+from engine.memory.value_eviction import ValueEviction
 from engine.request import Request
 from engine.schedule.cache_modes import make_cache_mode
 from engine.schedule.capacity import CapacityPlan
@@ -24,6 +27,7 @@ from wire.messages.sampling_params import SamplingParams
 BLOCK = 4
 STATE_BLOCK = 8
 MAX_MODEL_LEN = 64
+SIZES = StartSizes(BLOCK, block_bytes=1, slot_bytes=1, token_flops=100.0, pair_flops=1.0)
 
 
 def assert_owns_nothing(request):
@@ -42,6 +46,7 @@ class LivesOfRequests(RuleBasedStateMachine):
     """Admit, chunk, decode, finish, cancel, preempt, evict, hand over, quarantine."""
 
     mode = "none"
+    policy = "lru"
     num_positions = 1
     has_state = has_kv = True
 
@@ -65,9 +70,14 @@ class LivesOfRequests(RuleBasedStateMachine):
         self.max_num_seqs = max_num_seqs
         self.budget = max_num_seqs * self.num_positions + more_budget
         self.steps_ahead = steps_ahead
+        eviction = placement = None
+        if self.policy == "value":
+            eviction = ValueEviction(SIZES)
+            placement = StatePlacement(SIZES, lambda: eviction.price)
         self.scheduler = Scheduler(
             plan,
-            make_cache_mode(self.mode, BLOCK, STATE_BLOCK, has_state=self.has_state),
+            make_cache_mode(self.mode, BLOCK, STATE_BLOCK, has_state=self.has_state, placement=placement),
+            policy=eviction,
             max_num_seqs=max_num_seqs,
             max_batch_tokens=self.budget,
             num_positions=self.num_positions,
@@ -401,10 +411,12 @@ class LivesOfRequests(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize("num_positions", [1, 2, 4])
-@pytest.mark.parametrize("mode", ["none", "align", "all"])
-def test_random_lives_keep_all_memory_owned_once(mode, num_positions):
-    """Nine times 30 lives of up to 50 rules, about 12,000 steps."""
-    run_lives(30, mode=mode, num_positions=num_positions)
+@pytest.mark.parametrize(
+    ("mode", "policy"), [("none", "lru"), ("align", "lru"), ("all", "lru"), ("all", "value")]
+)
+def test_random_lives_keep_all_memory_owned_once(mode, policy, num_positions):
+    """Twelve times 30 lives of up to 50 rules, about 16,000 steps."""
+    run_lives(30, mode=mode, policy=policy, num_positions=num_positions)
 
 
 @pytest.mark.parametrize("num_positions", [1, 4])
@@ -416,6 +428,7 @@ def test_random_lives_keep_all_memory_owned_once(mode, num_positions):
         {"has_kv": False, "mode": "none"},
         {"has_kv": False, "mode": "align"},
         {"has_kv": False, "mode": "all"},
+        {"has_kv": False, "mode": "all", "policy": "value"},
     ],
     ids=lambda members: " ".join(f"{name} {value}" for name, value in members.items()),
 )

@@ -310,10 +310,11 @@ def decoding(kind, **settings):
         plan = scheduler.schedule()
         scheduler.launched(plan)
         # An equal request was faster: the cache has that state.
+        cache = scheduler.owned.cache
         a.tokens += [0]
-        scheduler.owned.cache.extend(a.memory.nodes, [*a.tokens, 0], 8, a.memory.block_ids, "")
-        other = scheduler.owned.cache.put_state(a.memory.nodes[1], scheduler.owned.cache.allocate_slot())
-        scheduler.owned.cache.release_state(other)
+        cache.lengthen_keys(a.block_keys, [*a.tokens, 0], 8, "")
+        cache.extend(a.memory.nodes, a.block_keys, 2, a.memory.block_ids)
+        cache.release_state(cache.put_state(a.memory.nodes[1], cache.allocate_slot()))
         scheduler.landed(plan.rows[0], 1)
         assert node is a.memory.nodes[0]
         assert a.memory.read_slot

@@ -12,6 +12,7 @@ from engine.memory.prefix_cache import PrefixCache
 from router.fleet.links.prefix_index import PrefixIndex
 from router.policies.policy import Demand
 from testing.router.scripted_servers import server_info
+from wire.messages.prefixes import block_keys
 
 BLOCK_SIZE = 4
 PROMPTS = st.tuples(st.lists(st.integers(0, 1), min_size=2, max_size=24), st.sampled_from(["", "salt"]))
@@ -19,12 +20,12 @@ PROMPTS = st.tuples(st.lists(st.integers(0, 1), min_size=2, max_size=24), st.sam
 
 def serve(cache: PrefixCache, tokens: list[int], salt: str, states: set[int]) -> None:
     """Does what a request does until its end: it keeps states after some of its blocks."""
-    match = cache.match(tokens, len(tokens) - 1, salt, needs_state=True)
-    nodes = match.nodes
+    keys = block_keys(tokens, block_size=BLOCK_SIZE, fingerprint="f", salt=salt)
+    nodes = cache.match(keys[: (len(tokens) - 1) // BLOCK_SIZE], needs_state=True).nodes
     cache.hold(nodes)
     block_ids = [node.block_id for node in nodes]
     block_ids += cache.allocate_blocks(len(tokens) // BLOCK_SIZE - len(nodes))
-    cache.extend(nodes, tokens, len(tokens), block_ids, salt)
+    cache.extend(nodes, keys, len(keys), block_ids)
     for index, node in enumerate(nodes):
         if index in states and node.state is None:
             state = cache.put_state(node, cache.allocate_slot())
@@ -48,7 +49,8 @@ def test_it_knows_what_the_cache_finds_through_growth_and_eviction(lives, asked)
             index.update(cache.journal.news(index.version))
     index.update(cache.journal.news(index.version))
     for tokens, salt in [asked, *(prompt for prompt, _, _ in lives)]:
-        found = cache.match(tokens, len(tokens) - 1, salt, needs_state=True)
+        keys = block_keys(tokens[:-1], block_size=BLOCK_SIZE, fingerprint="f", salt=salt)
+        found = cache.match(keys, needs_state=True)
         assert index.cached_tokens(Demand(tuple(tokens), salt)) == len(found.nodes) * BLOCK_SIZE
     cache.clear()
     index.update(cache.journal.news(index.version))
