@@ -86,9 +86,9 @@ class EngineConfig:
     """Whether a row must have the same bits in every batch, on a GPU too (docs/batch-invariance.md)."""
     cache_mode: CacheModeName = "all"
     """Which Mamba states are kept for later requests; see :mod:`engine.schedule.cache_modes`."""
-    cache_policy: CachePolicyName = "lru"
-    """What the prefix cache gives up first, and with ``value`` also where mode ``all`` keeps prompts' states;
-    see :mod:`engine.memory.eviction`."""
+    cache_policy: CachePolicyName = "value"
+    """What the prefix cache gives up first, and with ``value`` also where mode ``all`` keeps prompts' states:
+    :mod:`engine.memory.eviction`."""
     state_block_size: int | None = None
     """Tokens between two states that mode ``all`` keeps; None: about 512, a multiple of ``block_size``. With
     ``cache_policy`` value, a number replaces the places in prompts that are learned otherwise."""

@@ -132,7 +132,7 @@ def _make_scheduler(
     cuts = config.exact_cuts(spec)
     unit = config.block_size if cuts is None else cuts.unit(config.block_size)
     has_state, state_block = capacity.has_state, config.state_block(unit)
-    policy, placement = _make_policy(config, model)
+    policy, placement = _make_policy(config, model, state_block)
     return Scheduler(
         capacity,
         make_cache_mode(config.cache_mode, unit, state_block, has_state=has_state, placement=placement),
@@ -147,7 +147,9 @@ def _make_scheduler(
     )
 
 
-def _make_policy(config: EngineConfig, model: ModelConfig) -> tuple[EvictionPolicy, StatePlacement | None]:
+def _make_policy(
+    config: EngineConfig, model: ModelConfig, state_block: int
+) -> tuple[EvictionPolicy, StatePlacement | None]:
     """Makes what decides which states the prefix cache gives up, and what decides where it keeps them.
 
     The second is None if they are kept at fixed distances. All ranks decide by the sizes of the whole model,
@@ -161,4 +163,5 @@ def _make_policy(config: EngineConfig, model: ModelConfig) -> tuple[EvictionPoli
     eviction = ValueEviction(sizes)
     if config.cache_mode != "all" or config.state_block_size is not None:
         return eviction, None
-    return eviction, StatePlacement(sizes, lambda: eviction.price)
+    spacing = state_block // config.block_size
+    return eviction, StatePlacement(sizes, lambda: eviction.price, spacing=spacing)

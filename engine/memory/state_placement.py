@@ -13,6 +13,7 @@ of its states; this is a dynamic program over at most 20 candidates, as in "Spar
 (:attr:`engine.memory.value_eviction.ValueEviction.price`).
 
 One more candidate is the place where this request leaves earlier ones: other requests may leave there too.
+As long as nothing was given up for a state, states cost nothing, and further ones are kept at fixed distances.
 
 The keys of all candidates of recent prompts are remembered, kept or not. So what is learned does not depend
 on what the cache has.
@@ -53,9 +54,14 @@ class Mark:
 class StatePlacement:
     """Learns from matches and marks prompts."""
 
-    def __init__(self, sizes: StartSizes, price: Callable[[], float] = lambda: 0.0) -> None:
+    def __init__(
+        self, sizes: StartSizes, price: Callable[[], float] = lambda: 0.0, *, spacing: int | None = None
+    ) -> None:
+        """``spacing``: number of blocks between the states that are kept besides while they cost nothing;
+        None: none are."""
         self._sizes = sizes
         self._price = price
+        self._spacing = spacing
         self._left = [0.0] * NUM_BINS
         self._left[0] = PRIOR_LEFT_AT_END
         self._num_prompts = PRIOR_PROMPTS
@@ -71,6 +77,10 @@ class StatePlacement:
             branch = 0  # what continues an earlier prompt's end branches off nowhere
         price = self._price() * self._sizes.slot_bytes
         marks = {length: Mark(length, place) for length, place in self._by_distance(start, end, price)}
+        if self._spacing is not None and price == 0.0:
+            first = start - start % self._spacing + self._spacing
+            for length in range(first, end, self._spacing):
+                marks.setdefault(length, Mark(length, Place.before_end(end - length)))
         if start < branch < end:
             marks[branch] = Mark(branch, Place.BRANCH)
         self._remember(match.keys, branch)

@@ -71,7 +71,7 @@ def value(question: Question, num_bytes: int) -> Outcome:
 
 def value_and_placement(question: Question, num_bytes: int) -> Outcome:
     policy = ValueEviction(question.sizes, shares_memory=True)
-    placement = StatePlacement(question.sizes, lambda: policy.price)
+    placement = StatePlacement(question.sizes, lambda: policy.price, spacing=question.state_block)
     pools = Pools.shared(num_bytes, question.sizes)
     cache = SimulatedCache(question.sizes, num_bytes, pools, policy, placement)
     return cache.replay(question.requests, question.hardware)

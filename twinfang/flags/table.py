@@ -134,7 +134,7 @@ CACHE_POLICY = Flag(
     *("--cache-policy", "lru|value", one_of("lru", "value")),
     "what is given up if the memory is full; lru: what was used least recently; value: what saves least for "
     "its bytes. With value, --cache-mode all keeps states where prompts are expected to start",
-    default="lru",
+    default="value",
 )
 STATE_BLOCK_SIZE = Flag(
     *("--state-block-size", "TOKENS", _at_least_one),
