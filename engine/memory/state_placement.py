@@ -13,7 +13,7 @@ of its states; this is a dynamic program over at most 20 candidates, as in "Spar
 (:attr:`engine.memory.value_eviction.ValueEviction.price`).
 
 One more candidate is the place where this request leaves earlier ones: other requests may leave there too.
-As long as nothing was given up for a state, states cost nothing, and further ones are kept at fixed distances.
+As long as nothing was given up for a state, states cost nothing: further ones are kept at fixed distances.
 
 The keys of all candidates of recent prompts are remembered, kept or not. So what is learned does not depend
 on what the cache has.
