@@ -12,6 +12,8 @@ from testing.fleets.clients import all_at_once, greedy_body, one_at_a_time
 from testing.fleets.stack import running_router
 
 FLAGS = ("--max-num-seqs", "16", "--block-size", "16")
+COUNTED = (*FLAGS, "--cache-mode", "all", "--cache-policy", "lru")
+"""Where states are kept does not depend on earlier requests, so cached tokens can be counted."""
 
 
 def usage(stack, body):
@@ -79,7 +81,7 @@ async def test_other_answers_of_the_same_prefix_are_exact_in_every_mode(stacks):
 
 
 def test_another_salt_shares_no_prompt(stacks):
-    stack = stacks("up", *FLAGS, "--cache-mode", "all")
+    stack = stacks("up", *COUNTED)
     body = greedy_body([7, 8, 9, 10] * 30, 4)
     assert usage(stack, body | {"cache_salt": "a"})[0] == 0
     assert usage(stack, body | {"cache_salt": "b"})[0] == 0
@@ -90,7 +92,7 @@ def test_another_salt_shares_no_prompt(stacks):
 def test_a_neighbour_s_prompt_is_computed_anew_unless_keys_share(stacks, tmp_path):
     """With another key, all tokens of a prompt are computed that a first key has just asked. If an operator
     takes the key out of the salt, the second key computes fewer, and can tell by the time that takes."""
-    stack = stacks("up", *FLAGS, "--cache-mode", "all")
+    stack = stacks("up", *COUNTED)
     keys = {name: new_key() for name in ("alice", "bob")}
     path = tmp_path / "keys"
     path.write_text("\n".join(key_line(ApiKey(name, digest_of(key))) for name, key in keys.items()))
