@@ -5,11 +5,12 @@
 | `lru` | the least recently used | every `--state-block-size` tokens, at ends, at branches | two pools |
 | `value` | the least value per byte | as `lru` | one budget |
 | `value+placement` | the least value per byte | where requests are expected to start | one budget |
+| `served` | the least value per byte | where requests are expected to start | two pools |
 | `marconi` | as Marconi's paper says | as Marconi's paper says | one budget |
 | `clairvoyant` | knows the future | knows the future | one budget |
 
-`lru` is what servers do today. The share of its memory that is for states is the best of
-:data:`STATE_SHARES` for the log: a better choice than an operator can make in advance.
+The share of memory that two pools have for states is the best of :data:`STATE_SHARES` for the log: a better
+choice than an operator can make in advance.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from engine.memory.eviction import LruEviction
+from engine.memory.eviction import EvictionPolicy, LruEviction
 from engine.memory.start_sizes import StartSizes
 from engine.memory.state_placement import StatePlacement
 from engine.memory.value_eviction import ValueEviction
@@ -25,11 +26,11 @@ from engine.schedule.cache_modes import StateBlocks
 from twinfang.cache_sim.budget import Pools
 from twinfang.cache_sim.clairvoyant import ClairvoyantEviction, ClairvoyantPlacement, Future
 from twinfang.cache_sim.marconi import ALPHAS, BOOTSTRAP_FACTOR, MAX_BOOTSTRAP, MarconiEviction
-from twinfang.cache_sim.placements import FixedPlacement, JudiciousPlacement
+from twinfang.cache_sim.placements import FixedPlacement, JudiciousPlacement, Placement
 from twinfang.cache_sim.replay import Hardware, Outcome, SimulatedCache
 from twinfang.cache_sim.trace import TracedRequest
 
-STATE_SHARES = (0.5, 0.75, 0.9)
+STATE_SHARES = (0.25, 0.5, 0.75, 0.9)
 
 
 @dataclass(frozen=True)
@@ -53,13 +54,32 @@ class Question:
 
 
 def lru(question: Question, num_bytes: int) -> Outcome:
+    return _in_two_pools(question, num_bytes, lambda: (LruEviction(), question.fixed_placement()))
+
+
+def served(question: Question, num_bytes: int) -> Outcome:
+    def make() -> tuple[EvictionPolicy, Placement]:
+        policy = ValueEviction(question.sizes)
+        return policy, _learned(question, policy)
+
+    return _in_two_pools(question, num_bytes, make)
+
+
+def _in_two_pools(
+    question: Question, num_bytes: int, make: Callable[[], tuple[EvictionPolicy, Placement]]
+) -> Outcome:
+    """Returns the best outcome of all ways to divide the memory."""
+
     def replay(share: float) -> Outcome:
         pools = Pools.divided(num_bytes, question.sizes, share)
-        placement = question.fixed_placement()
-        cache = SimulatedCache(question.sizes, num_bytes, pools, LruEviction(), placement)
+        cache = SimulatedCache(question.sizes, num_bytes, pools, *make())
         return cache.replay(question.requests, question.hardware)
 
     return max((replay(share) for share in STATE_SHARES), key=lambda outcome: outcome.saved_flops)
+
+
+def _learned(question: Question, policy: ValueEviction) -> StatePlacement:
+    return StatePlacement(question.sizes, lambda: policy.price, spacing=question.state_block)
 
 
 def value(question: Question, num_bytes: int) -> Outcome:
@@ -71,9 +91,8 @@ def value(question: Question, num_bytes: int) -> Outcome:
 
 def value_and_placement(question: Question, num_bytes: int) -> Outcome:
     policy = ValueEviction(question.sizes, shares_memory=True)
-    placement = StatePlacement(question.sizes, lambda: policy.price, spacing=question.state_block)
     pools = Pools.shared(num_bytes, question.sizes)
-    cache = SimulatedCache(question.sizes, num_bytes, pools, policy, placement)
+    cache = SimulatedCache(question.sizes, num_bytes, pools, policy, _learned(question, policy))
     return cache.replay(question.requests, question.hardware)
 
 
@@ -102,6 +121,7 @@ CONTENDERS: dict[str, Callable[[Question, int], Outcome]] = {
     "lru": lru,
     "value": value,
     "value+placement": value_and_placement,
+    "served": served,
     "marconi": marconi,
     "clairvoyant": clairvoyant,
 }

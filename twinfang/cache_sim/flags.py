@@ -8,7 +8,7 @@ from twinfang.flags import table
 from twinfang.flags.flag import Flag, FlagGroup
 from twinfang.flags.values import existing_file, integer, one_of, positive
 
-NAMES = ("lru", "value", "value+placement", "marconi", "clairvoyant")
+NAMES = ("lru", "value", "value+placement", "served", "marconi", "clairvoyant")
 """The caches that are compared. A test compares the names with those of twinfang/cache_sim/contenders.py."""
 
 TRACE = Flag(
