@@ -86,6 +86,8 @@ def test_what_does_not_end_is_named_with_its_state(started, monkeypatch):
 def test_a_server_that_has_ended_is_not_said_to_be_frozen(started):
     process = started("")
     process.wait()
-    with pytest.raises(ProcessLookupError, match="the decode server can't be frozen"):
-        with frozen(Pair(process.pid), "decode"):
-            pass
+    with (
+        pytest.raises(ProcessLookupError, match="the decode server can't be frozen"),
+        frozen(Pair(process.pid), "decode"),
+    ):
+        pass
