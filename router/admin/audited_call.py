@@ -20,8 +20,8 @@ def note_change(request: Request, *, before: Any, after: Any) -> None:
 
 
 def note_attempt(request: Request, **asked: Any) -> None:
-    """Note what a call asks for, so that its line tells of it if the call is refused. To be called before what
-    can refuse it."""
+    """Note what a call asks for, so that its line tells of it if the call is refused. To be called before
+    whatever can refuse it."""
     request.scope["state"][_IN_STATE] = {"asked": asked}
 
 

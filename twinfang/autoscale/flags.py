@@ -36,8 +36,8 @@ ROUTER_SERVER_NAME = Flag(
 )
 ROUTER_TOKEN_FILE = Flag(
     *("--router-token-file", "FILE", existing_file),
-    "an API key that has the role `view`, or a bearer token, for routers with --metrics-need-role; read anew for "
-    "each look",
+    "an API key that has the role `view`, or a bearer token, for routers with --metrics-need-role; read anew "
+    "for each look",
     default_text="none",
 )
 PREFILL_METRICS = Flag(
