@@ -90,10 +90,12 @@ def _described(process: psutil.Process) -> str:
         pairs = (line.partition(":") for line in (folder / "status").read_text().splitlines())
         facts = {name: " ".join(value.split()) for name, _, value in pairs}
         waits_in = (folder / "wchan").read_text()
+        ran_s, waited_s = (int(one) / 1e9 for one in (folder / "schedstat").read_text().split()[:2])
     except OSError:
         return f"process {process.pid}, which has just gone"
     told = ", ".join(f"{name} {facts[name]}" for name in FACTS if name in facts)
-    return f"process {process.pid} ({facts['Name']}: {told}, wchan {waits_in})"
+    times = f"ran {ran_s:.1f} s, waited {waited_s:.1f} s for a core"
+    return f"process {process.pid} ({facts['Name']}: {told}, wchan {waits_in}, {times})"
 
 
 def _session(pid: int) -> int | None:

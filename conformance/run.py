@@ -68,13 +68,13 @@ class Result:
     notes: list[str] = field(default_factory=list)
     problem: str = ""
     """Why the run was not possible."""
-    client_late_s: float = 0.0
-    """The longest time for which the suite's own client got no core."""
+    client_late_s: float | None = None
+    """The longest time for which the suite's own client got no core; None: not measured."""
 
     @property
     def is_starved(self) -> bool:
         """Whether the run says nothing of the system, because the client itself stood still."""
-        return self.client_late_s > STARVED_S
+        return self.client_late_s is not None and self.client_late_s > STARVED_S
 
     @property
     def counts(self) -> bool:

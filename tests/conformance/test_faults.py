@@ -81,6 +81,7 @@ def test_what_does_not_end_is_named_with_its_state(started, monkeypatch):
     assert "not within 0.1 s: the prefill server has ended; not so of process" in said
     assert f"process {process.pid} (" in said
     assert f"PPid {os.getpid()}" in said
+    assert "s for a core)" in said
 
 
 def test_a_server_that_has_ended_is_not_said_to_be_frozen(started):
