@@ -3,11 +3,14 @@ r"""Conformance of handoffs: are answers right when reads are late, servers die,
     python -m conformance twinfang
     python -m conformance vllm --vllm /tmp/peers-vllm --runs 3 --publish
     python -m conformance twinfang --only late-read killed --runs 1
+    python -m conformance vllm --vllm /tmp/peers-vllm --only burst --publish --continue
     python -m conformance mymodule:MyPair            # a hook of your own, see conformance/README.md
 
 Starts the system as one server for the right answers, then as a pair, and runs each case. All traffic is on
 loopback. Ends with 1 if an answer was wrong, a request hung or a block was lost. ``--publish`` writes
-benchmarks/results/conformance.json and the table of docs/reliability.md.
+benchmarks/results/conformance.json and the table of docs/reliability.md, without runs in which the suite's
+own client got no core for more than a second. ``--continue`` keeps the runs that are there already and good,
+and runs those that are missing.
 """
 
 from __future__ import annotations
@@ -22,13 +25,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, cast
 
-from benchmarks.json_file import write_json
+from benchmarks.json_file import read_json, write_json
 from conformance.cases import CASES
 from conformance.pair import Pair
-from conformance.report import publish, section, system
-from conformance.run import Result, Settings, suite
+from conformance.report import added, done_before, publish, published, section, system
+from conformance.run import Settings, suite
 from conformance.twinfang_pair import TwinfangPair
 from conformance.vllm_pair import VllmPair
+from wire.errors import TwinfangError
 
 
 def parser() -> argparse.ArgumentParser:
@@ -51,6 +55,12 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--recompute", action="store_true", help="vLLM with kv_load_failure_policy recompute")
     parser.add_argument("--folder", type=Path, metavar="DIR", help="keep models and logs there")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there, after every run")
+    parser.add_argument(
+        "--continue",
+        action="store_true",
+        dest="goes_on",
+        help="add what is missing to --json FILE, or else to what is published",
+    )
     parser.add_argument("--publish", action="store_true", help="into the repository's JSON and table")
     return parser
 
@@ -68,6 +78,13 @@ def pair_of(options: argparse.Namespace, folder: Path) -> Pair:
     return cast(Pair, getattr(importlib.import_module(module), name)())
 
 
+def earlier(options: argparse.Namespace, pair: Pair) -> dict[str, Any]:
+    """Returns the results to go on with, which may be none."""
+    if not options.goes_on:
+        return {}
+    return published(pair.name) if options.json is None else read_json(options.json) or {}
+
+
 def main() -> int:
     options = parser().parse_args()
     signal.signal(signal.SIGTERM, lambda _signum, _frame: sys.exit(1))  # so that the servers are ended, too
@@ -80,11 +97,14 @@ def main() -> int:
             folder, options.runs, options.deadline, options.quiet, options.seed, options.long_answer
         )
         cases = [case for case in CASES if not options.only or case.name in options.only]
-        results: list[Result] = []
-        part: dict[str, Any] = {}
-        for result in suite(pair, cases, settings, say=lambda line: print(line, flush=True)):
+        today = datetime.date.today().isoformat()
+        before = earlier(options, pair)
+        results = done_before(before, system(pair, [], settings, today), [case.name for case in cases])
+        part = added(before, system(pair, results, settings, today))
+        done = {(result.case, result.run) for result in results}
+        for result in suite(pair, cases, settings, lambda line: print(line, flush=True), done):
             results.append(result)
-            part = system(pair, results, settings, datetime.date.today().isoformat())
+            part = added(before, system(pair, results, settings, today))
             if options.json is not None:
                 write_json(options.json, part)
     print(section({"systems": {pair.name: part}}))
@@ -94,4 +114,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except TwinfangError as error:
+        sys.exit(f"conformance: {error}")

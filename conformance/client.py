@@ -14,6 +14,8 @@ from typing import Any
 
 import httpx
 
+TICK_S = 0.05
+
 
 @dataclass(frozen=True)
 class Reply:
@@ -29,15 +31,26 @@ class Reply:
 
 
 class Client:
-    """Sends requests from an event loop in a thread of its own. Cancelling a future closes its connection."""
+    """Sends requests from an event loop in a thread of its own. Cancelling a future closes its connection.
+
+    ``late_s`` is the longest time for which this loop got no core when it should have gone on.
+    """
 
     def __init__(self, url: str, deadline_s: float, loop: asyncio.AbstractEventLoop) -> None:
-        self._url, self._deadline_s, self._loop = url, deadline_s, loop
+        self._url, self._deadline_s, self.loop = url, deadline_s, loop
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         self._http = httpx.AsyncClient(timeout=None, limits=limits, trust_env=False)
+        self.late_s = 0.0
 
     def send(self, body: dict[str, Any]) -> Future[Reply]:
-        return asyncio.run_coroutine_threadsafe(self._ask(body), self._loop)
+        return asyncio.run_coroutine_threadsafe(self._ask(body), self.loop)
+
+    async def watch(self) -> None:
+        """Measures how late the loop is, until this task is cancelled."""
+        while True:
+            due = time.monotonic() + TICK_S
+            await asyncio.sleep(TICK_S)
+            self.late_s = max(self.late_s, time.monotonic() - due)
 
     async def close(self) -> None:
         await self._http.aclose()
@@ -76,6 +89,7 @@ def connected(url: str, deadline_s: float) -> Iterator[Client]:
     thread = threading.Thread(target=loop.run_forever, name="client")
     thread.start()
     client = Client(url, deadline_s, loop)
+    asyncio.run_coroutine_threadsafe(client.watch(), loop)
     try:
         yield client
     finally:

@@ -15,6 +15,7 @@ from conformance.run import Result, Settings
 from testing.marked_section import replace_between
 from testing.repository import DOCS, RESULTS
 from twinfang.bench.machine import machine
+from wire.errors import ConfigError
 
 JSON = RESULTS / "conformance.json"
 DOCUMENT = DOCS / "reliability.md"
@@ -22,6 +23,9 @@ BEGIN = "<!-- written by: python -m conformance --publish -->"
 END = "<!-- end of what the conformance suite writes -->"
 RUNS = 3
 """Usual number of runs; another one is said in the table."""
+SAME = ("title", "lease_s", "deadline_s", "quiet_s", "seed", "long_answer")
+"""What runs must have in common to stand in one cell of the table."""
+ORDER = [case.name for case in CASES]
 COUNTS = ("right", "wrong", "errors", "hangs", "cancelled", "ties")
 
 
@@ -39,20 +43,51 @@ def system(pair: Pair, results: Sequence[Result], settings: Settings, date: str)
         "quiet_s": settings.quiet_s,
         "seed": settings.seed,
         "long_answer": settings.long_answer,
-        "results": [asdict(result) for result in results],
+        "results": [asdict(one) for one in sorted(results, key=lambda one: (ORDER.index(one.case), one.run))],
     }
+
+
+def published(name: str, path: Path = JSON) -> dict[str, Any]:
+    """Returns a system's part of the JSON; empty if it has none."""
+    found: dict[str, Any] = (read_json(path) or {"systems": {}})["systems"].get(name, {})
+    return found
+
+
+def done_before(before: dict[str, Any], now: dict[str, Any], cases: Sequence[str]) -> list[Result]:
+    """Returns the runs of ``cases`` in ``before`` that need not be repeated. Raises :class:`ConfigError` if
+    they were run otherwise than ``now``."""
+    results = [Result(**one) for one in before.get("results", ())]
+    found = [one for one in results if one.case in cases and one.counts]
+    same = {name: (before[name], now[name]) for name in SAME} if found else {}
+    if found:
+        same["versions"] = before["about"]["versions"], now["about"]["versions"]
+    for name, (old, new) in same.items():
+        if old != new:
+            raise ConfigError(
+                f"the runs that are done have {name} {old}, these would have {new}: give the same, or leave "
+                "out --continue to run all anew"
+            )
+    return found
+
+
+def added(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """Returns ``now``, whose results include some of ``before``, with the higher load of both."""
+    loads = [part["machine"]["load_average"] for part in (before, now) if part]
+    return now | {"machine": now["machine"] | {"load_average": max(loads)}}
 
 
 def publish(name: str, part: dict[str, Any], path: Path = JSON, document: Path = DOCUMENT) -> None:
     """Puts a system's results into the JSON beside those of others, and writes the table again.
 
-    Results of cases that were not run now are kept.
+    Results of cases that were not run now are kept. Runs in which the client was starved are left out.
     """
     content = read_json(path) or {"systems": {}}
-    before = content["systems"].get(name, {}).get("results", [])
-    now = {one["case"] for one in part["results"]}
-    kept = [one for one in before if one["case"] not in now]
-    content["systems"][name] = part | {"results": [*kept, *part["results"]]}
+    results = [Result(**one) for one in part["results"]]
+    ours = [asdict(one) for one in results if not one.is_starved]
+    now = {one["case"] for one in ours}
+    kept = [one for one in published(name, path).get("results", ()) if one["case"] not in now]
+    both = sorted([*kept, *ours], key=lambda one: (ORDER.index(one["case"]), one["run"]))
+    content["systems"][name] = part | {"results": both}
     write_json(path, content)
     replace_between(document, BEGIN, END, section(content))
 

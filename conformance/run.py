@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -26,6 +25,9 @@ from wire.errors import TwinfangError
 QUIET_POLL_S = 0.2
 MAX_EXAMPLES = 3
 MAX_PROBLEM_CHARS = 1500
+STARVED_S = 1.0
+"""A client that stood still for longer did not play its case as it is meant: it froze and thawed too late,
+and counted time as the system's that was its own."""
 FAILURES = (TwinfangError, OracleError, AssertionError, OSError, httpx.HTTPError, psutil.Error)
 """Errors of a system that can't be started, asked or disturbed as a case needs it."""
 
@@ -66,6 +68,18 @@ class Result:
     notes: list[str] = field(default_factory=list)
     problem: str = ""
     """Why the run was not possible."""
+    client_late_s: float | None = None
+    """The longest time for which the suite's own client got no core; None: not measured."""
+
+    @property
+    def is_starved(self) -> bool:
+        """Whether the run says nothing of the system, because the client itself stood still."""
+        return self.client_late_s is not None and self.client_late_s > STARVED_S
+
+    @property
+    def counts(self) -> bool:
+        """Whether the run was as it should be. Otherwise it is worth another try."""
+        return not (self.problem or self.is_starved)
 
     @property
     def num_lost(self) -> int:
@@ -87,43 +101,57 @@ class Result:
 
 
 def suite(
-    pair: Pair, cases: Sequence[Case], settings: Settings, say: Callable[[str], None] = lambda _: None
+    pair: Pair,
+    cases: Sequence[Case],
+    settings: Settings,
+    say: Callable[[str], None] = lambda _: None,
+    done: Collection[tuple[str, int]] = (),
 ) -> Iterator[Result]:
-    """Runs all cases; yields each run's result. A case that can't be run has a problem in its result, and the
-    others go on."""
-    for profile, group in groupby(sorted(cases, key=lambda case: case.profile.name != "plain"), _profile):
-        of_profile, done = list(group), Counter[str]()
+    """Runs all cases, except the runs in ``done``; yields each run's result. A case that can't be run has a
+    problem in its result, and the others go on."""
+    runs = [(run, case) for run in range(settings.runs) for case in cases if (case.name, run) not in done]
+    for profile, group in groupby(sorted(runs, key=_place), _profile):
+        of_profile, ended = list(group), set[tuple[str, int]]()
         try:
             for result in _group(pair, profile, of_profile, settings, say):
-                done[result.case] += 1
+                ended.add((result.case, result.run))
                 say(line(result))
                 yield result
         except FAILURES as error:
             say(f"{profile.name}: {error}")
-            for case in of_profile:
-                for run in range(done[case.name], settings.runs):
+            for run, case in of_profile:
+                if (case.name, run) not in ended:
                     yield Result(case.name, run, problem=_brief(error))
 
 
-def _profile(case: Case) -> Profile:
-    return case.profile
+def _profile(one: tuple[int, Case]) -> Profile:
+    return one[1].profile
 
 
-def asked(cases: Iterable[Case], settings: Settings) -> dict[tuple[str, int], list[Question]]:
-    """Returns the questions of every case and run: others in each, so that no cache knows them."""
+def _place(one: tuple[int, Case]) -> tuple[bool, str]:
+    """Runs of one profile stand together, since the pair is started anew for each."""
+    name = _profile(one).name
+    return name != "plain", name
+
+
+def asked(runs: Iterable[tuple[int, Case]], settings: Settings) -> dict[tuple[str, int], list[Question]]:
+    """Returns the questions of every run of a case: others in each, so that no cache knows them."""
     return {
         (case.name, run): case.ask(random.Random(f"{case.name} {run} {settings.seed}"), settings.long_answer)
-        for case in cases
-        for run in range(settings.runs)
+        for run, case in runs
     }
 
 
 def _group(
-    pair: Pair, profile: Profile, cases: list[Case], settings: Settings, say: Callable[[str], None]
+    pair: Pair,
+    profile: Profile,
+    runs: list[tuple[int, Case]],
+    settings: Settings,
+    say: Callable[[str], None],
 ) -> Iterator[Result]:
     model = checkpoint(profile.model, settings.folder)
     oracle = Oracle(model, settings.folder / f"{pair.name}-{profile.name}-answers.json")
-    questions = asked(cases, settings)
+    questions = asked(runs, settings)
     logs = settings.folder / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     everything = [question for some in questions.values() for question in some]
@@ -132,13 +160,12 @@ def _group(
         with pair.monolith(profile, model) as url, connected(url, settings.deadline_s) as client:
             oracle.learn(client, model.name, everything)
     with pair.running(profile, model, logs) as running:
-        for run in range(settings.runs):
-            for case in cases:
-                result = one(pair, running, case, questions[case.name, run], oracle, run, settings)
-                yield result
-                if result.hangs or result.lost or result.problem:
-                    say(f"{pair.name} is started anew, so that the next run finds all memory free")
-                    running.restart()
+        for run, case in runs:
+            result = one(pair, running, case, questions[case.name, run], oracle, run, settings)
+            yield result
+            if (result.hangs or result.lost or result.problem) and (run, case) != runs[-1]:
+                say(f"{pair.name} is started anew, so that the next run finds all memory free")
+                running.restart()
 
 
 def _warm_up(running: RunningPair, settings: Settings) -> None:
@@ -179,6 +206,8 @@ def one(
         except FAILURES as error:
             result.problem = _brief(error)
             return result
+        finally:
+            result.client_late_s = round(client.late_s, 2)
     for question, reply in zip(questions, replies, strict=True):
         if reply is None:
             result.cancelled += 1
@@ -220,5 +249,6 @@ def line(result: Result) -> str:
     more += (
         [f"lost {result.lost}"] * bool(result.lost) + result.notes + [result.problem] * bool(result.problem)
     )
+    more += [f"the client stood still for {result.client_late_s:g} s"] * result.is_starved
     more += result.examples[:1]
     return f"{result.case} {result.run + 1}: {', '.join([words, *more])} ({result.slowest_s:g} s)"

@@ -19,6 +19,12 @@ def note_change(request: Request, *, before: Any, after: Any) -> None:
     request.scope["state"][_IN_STATE] = {"before": before, "after": after}
 
 
+def note_attempt(request: Request, **asked: Any) -> None:
+    """Note what a call asks for, so that its line tells of it if the call is refused. To be called before
+    whatever can refuse it."""
+    request.scope["state"][_IN_STATE] = {"asked": asked}
+
+
 class AuditedCall:
     """One call that was let in. If it changes something, its line is written before the answer begins."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict
 
-from router.admin.audited_call import note_change
+from router.admin.audited_call import note_attempt, note_change
 from router.admin.changes import changes_of
 from router.admin.processes.overview import processes_of
 from router.admin.views.missing import MissingProcess
@@ -50,6 +50,7 @@ async def add_worker(request: Request) -> ChangedWorkerView:
     """Adds a server. A server that is not up yet is used as soon as it answers; until then its `problem` says
     why it is not used. A server that is up must have the given role, and serve a model of this router."""
     body = await read_json(request, NewWorker)
+    note_attempt(request, role=body.role, address=body.address)
     try:
         check_address(body.address)
     except ConfigError as error:

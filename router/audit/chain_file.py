@@ -76,6 +76,7 @@ class ChainFile:
             before, _ = _last_link(self._fd)
             old, self._fd = self._fd, os.open(self._path, FLAGS, MODE)
             self._end = None
+            _keep_private(self._fd, self._path)
             os.close(old)  # gives the lock back
         try:
             yield before if os.fstat(self._fd).st_size == 0 else None
@@ -108,6 +109,18 @@ class ChainFile:
             raise ConfigError(
                 f"the `audit_log` {self._path} holds something else: give the name of a new file"
             )
+
+
+def _keep_private(fd: int, path: Path) -> None:
+    """Take other users' rights from a file that a program for log rotation has made."""
+    mode = os.fstat(fd).st_mode & 0o777
+    if not mode & 0o077:
+        return
+    log.warning("the audit log %s was made with mode %o: it gets mode %o", path, mode, MODE)
+    try:
+        os.fchmod(fd, MODE)
+    except OSError as error:
+        log.error("others can use the audit log %s: chmod 600 %s (%s)", path, path, error.strerror)
 
 
 def _lock(fd: int) -> None:

@@ -15,6 +15,8 @@ class Pages:
     def __init__(self):
         self.registries = []
         self.are_shown = True
+        self.tokens = {}
+        """By URL: what a caller has to show there."""
         self._runner = None
         self._port = 0
 
@@ -36,6 +38,9 @@ class Pages:
     async def _answer(self, request):
         if not self.are_shown:
             return web.Response(status=503)
+        token = self.tokens.get(str(request.url))
+        if token is not None and request.headers.get("Authorization") != f"Bearer {token}":
+            return web.Response(status=401)
         return web.Response(body=generate_latest(self.registries[int(request.match_info["index"])]))
 
 

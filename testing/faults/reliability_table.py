@@ -31,6 +31,14 @@ class Table:
         ]
         replace_between(document, BEGIN, END, "\n".join(lines))
 
+    def with_rows_of(self, document: Path) -> Table:
+        """Returns a table that also has the document's rows of faults and servers that were not tried now."""
+        text = document.read_text(encoding="utf-8").partition(BEGIN)[2].partition(END)[0]
+        _head, _rule, *lines = [line for line in text.splitlines() if line.startswith("| ")]
+        before = [tuple(line.removeprefix("| ").removesuffix(" |").split(" | ")) for line in lines]
+        tried = {row[:2] for row in self.rows}
+        return Table([row for row in before if row[:2] not in tried] + self.rows)
+
     def missing_from(self, document: Path) -> list[str]:
         """Returns the rows that are missing in the document, ignoring seconds, which differ between runs."""
         text = document.read_text(encoding="utf-8")

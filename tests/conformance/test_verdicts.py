@@ -10,12 +10,15 @@ import pytest
 from conformance.__main__ import pair_of, parser
 from conformance.cases import CASES, PLAIN, Case, undisturbed
 from conformance.client import Reply as Answer
+from conformance.client import connected
 from conformance.oracle import Oracle
 from conformance.questions import random_questions
-from conformance.report import BEGIN, END, publish, section, system
-from conformance.run import Settings, suite
+from conformance.report import BEGIN, END, done_before, publish, published, section, system
+from conformance.run import Result, Settings, line, suite
 from testing.checkpoints.families import family_logits
+from testing.conditions import wait_until
 from testing.openai_endpoint import Reply, openai_endpoint
+from wire.errors import ConfigError
 
 RIGHT = (11, 12, 13, 14)
 SETTINGS = {"runs": 1, "deadline_s": 30.0, "quiet_s": 0.3}
@@ -163,3 +166,48 @@ def test_results_are_published_beside_those_of_other_systems(folder, tmp_path):
     assert "1 of 1 right, **blocks lost: 7**" in text
     assert text.startswith("before\n")
     assert section({"systems": {"only": part}}).count("not run") == len(CASES) - 1
+
+
+def test_runs_that_are_done_and_good_are_kept_and_the_others_run(folder):
+    settings = Settings(folder, **(SETTINGS | {"runs": 3}))
+    pair, case = ScriptedPair(), replace(ONE, name=CASES[0].name)
+    earlier = [
+        Result(case.name, 0, right=1),
+        Result(case.name, 1, problem="no server"),
+        Result(case.name, 2, hangs=1, client_late_s=7.5),
+        Result(CASES[1].name, 0, right=1),
+    ]
+    before, now = (system(pair, some, settings, "2026-01-01") for some in (earlier, []))
+    kept = done_before(before, now, [case.name])
+    assert kept == earlier[:1]
+    results = list(suite(pair, [case], settings, done={(one.case, one.run) for one in kept}))
+    assert [(one.run, one.right) for one in results] == [(1, 1), (2, 1)]
+
+
+def test_runs_of_other_settings_are_not_put_together(folder):
+    settings = Settings(folder, **SETTINGS)
+    before = system(ScriptedPair(), [Result(CASES[0].name, 0, right=1)], settings, "2026-01-01")
+    other = replace(settings, deadline_s=5.0)
+    with pytest.raises(
+        ConfigError, match=r"deadline_s 30\.0, these would have 5\.0: give the same, or leave out"
+    ):
+        done_before(before, system(ScriptedPair(), [], other, "2026-01-01"), [CASES[0].name])
+
+
+def test_a_run_whose_client_was_starved_is_not_published(folder, tmp_path):
+    settings = Settings(folder, **SETTINGS)
+    document, file = tmp_path / "page.md", tmp_path / "results.json"
+    document.write_text(f"{BEGIN}\n{END}\n")
+    results = [Result(CASES[0].name, 0, right=1), Result(CASES[0].name, 1, hangs=1, client_late_s=7.5)]
+    publish("one", system(ScriptedPair(), results, settings, "2026-01-01"), file, document)
+    assert [one["run"] for one in published("one", file)["results"]] == [0]
+    assert "1 of 1 right, 1 run" in document.read_text()
+    assert "the client stood still for 7.5 s" in line(results[1])
+
+
+def test_a_client_that_gets_no_core_says_so():
+    with connected("http://127.0.0.1:9", 1.0) as client:
+        wait_until(lambda: client.late_s > 0.0)  # it measures
+        stood_still = threading.Event()
+        client.loop.call_soon_threadsafe(lambda: stood_still.wait(0.2))
+        wait_until(lambda: client.late_s >= 0.1)

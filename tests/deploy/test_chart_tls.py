@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 import pytest
 
-from testing.deploy.helm import Manifest, Refusal, render
+from testing.deploy.helm import EXAMPLES, KUBERNETES_VERSIONS, Manifest, Refusal, render
 
 CERT_MANAGER: Manifest = {
     "tls": {"enabled": True, "issuerRef": {"name": "twinfang", "kind": "Issuer"}},
@@ -14,6 +16,7 @@ CERT_MANAGER: Manifest = {
     "monitoring": {"serviceMonitor": {"enabled": True}},
 }
 SECRETS = {role: f"our-{role}" for role in ("router", "server", "operator")}
+CUSTOM_RESOURCES = {"Certificate", "ServiceMonitor", "PodMonitor", "PrometheusRule"}
 NAMES = "{role}.llm.example.com"
 GIVEN: Manifest = CERT_MANAGER | {"tls": {"enabled": True, "secrets": SECRETS, "names": NAMES}}
 
@@ -79,6 +82,30 @@ def test_metrics_are_read_with_the_operators_certificate(secure: list[Manifest])
     urls = [one for one in pod_of(planner)["containers"][0]["args"] if "-metrics=" in one]
     assert len(urls) >= 3
     assert all("=https://" in one for one in urls)
+
+
+@pytest.mark.parametrize("version", [KUBERNETES_VERSIONS[0], KUBERNETES_VERSIONS[-1]])
+def test_kubernetes_takes_every_object(version: str) -> None:
+    for values in (CERT_MANAGER, GIVEN):
+        for manifest in render(values, kube_version=version):
+            if manifest["kind"] not in CUSTOM_RESOURCES:
+                kubernetes_validate.validate(manifest, version, strict=True)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.stem)
+def test_every_example_goes_with_it(example: Path) -> None:
+    plain, secure = (
+        {one["metadata"]["name"]: pod_of(one) for one in manifests_of(render(values, example), "Deployment")}
+        for values in ({}, {"tls": GIVEN["tls"]})
+    )
+    assert plain.keys() == secure.keys()
+    for name, pod in secure.items():
+        (container, *_), (before, *_) = pod["containers"], plain[name]["containers"]
+        assert any(one.startswith("--tls-cert=") for one in container["args"]), name
+        assert container["securityContext"] == before["securityContext"]
+        assert all(one["readOnly"] for one in container["volumeMounts"] if "tls-" in one["mountPath"])
+        assert pod["securityContext"] == plain[name]["securityContext"]
+        assert pod["automountServiceAccountToken"] == plain[name]["automountServiceAccountToken"]
 
 
 def test_without_it_nothing_is_mounted_and_nothing_is_said() -> None:

@@ -17,7 +17,20 @@ SCALED = {
     "prefillPools": {"default": {"autoscaling": {"enabled": True}}},
     "decodePools": {"default": {"autoscaling": {"enabled": True}}},
 }
-CUSTOM_RESOURCES = {"ServiceMonitor", "PodMonitor", "PrometheusRule", "ScaledObject", "HTTPRoute"}
+SECURE: Manifest = {
+    "cert-manager": {"tls": {"enabled": True, "issuerRef": {"name": "twinfang", "kind": "Issuer"}}},
+    "secrets": {
+        "tls": {
+            "enabled": True,
+            "names": "{role}.llm.example.com",
+            "secrets": {role: f"our-{role}" for role in ("router", "server", "operator")},
+        }
+    },
+}
+MONITORED = {"autoscale": {"enabled": True}, "monitoring": {"serviceMonitor": {"enabled": True}}}
+CUSTOM_RESOURCES = {
+    *("ServiceMonitor", "PodMonitor", "PrometheusRule", "ScaledObject", "HTTPRoute", "Certificate")
+}
 """Of operators that are not installed here."""
 UNKNOWN_TO_1_20 = {
     *("startupProbe.grpc", "readinessProbe.grpc"),  # 1.24
@@ -37,6 +50,17 @@ def test_every_object_is_taken_and_kept_as_it_was_given(
     release: Release, admin: Any, example: Path | None
 ) -> None:
     applied = release.install(VALUES | SCALED) if example is None else release.install({}, example)
+    assert_kept(release, admin, applied)
+
+
+@pytest.mark.parametrize("certificates", SECURE)
+def test_every_object_is_taken_with_mutual_tls_too(release: Release, admin: Any, certificates: str) -> None:
+    applied = release.install(VALUES | MONITORED | SECURE[certificates], CPU_DEMO)
+    assert sum("--tls-cert=" in str(one) for one in applied if one["kind"] == "Deployment") == 4
+    assert_kept(release, admin, applied)
+
+
+def assert_kept(release: Release, admin: Any, applied: list[Manifest]) -> None:
     for manifest in applied:
         stored = admin.get(path_of(release, manifest))
         assert missing_from(stored, manifest) == [], manifest["kind"]

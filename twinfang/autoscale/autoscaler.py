@@ -23,6 +23,7 @@ from twinfang.autoscale.readings import RouterReading, decode_reading, prefill_r
 from twinfang.autoscale.settings import AutoscaleConfig, PoolSource
 from twinfang.autoscale.step_line import TpotPoint
 from twinfang.autoscale.trust import Trusts
+from wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from twinfang.autoscale.scale_target import ScaleTarget
@@ -67,6 +68,7 @@ class Autoscaler:
         self._say = say
         self._clock = clock
         self._trusts = Trusts(config, identity)
+        self._shown = config.router_token()
         self.routers = PageWindow(config.window_s)
         self.prefill, self.decode = (self._pool(source) for source in (config.prefill, config.decode))
         self._unread: set[Unread] = set()
@@ -106,7 +108,7 @@ class Autoscaler:
         config = self._config
         of_servers = self._trusts.of_servers()
         routers, prefill, decode = await asyncio.gather(
-            read_pages(config.router_urls, now_s, self._trusts.of_routers()),
+            read_pages(config.router_urls, now_s, self._trusts.of_routers(), self._token()),
             read_pages(config.prefill.urls, now_s, of_servers),
             read_pages(config.decode.urls, now_s, of_servers),
         )
@@ -119,6 +121,14 @@ class Autoscaler:
             pool.window.take(pages)
             pool.num_serving = sum(bool(page.sum("twinfang_server_state", state="serving")) for page in pages)
         return bool(self.routers.changes())
+
+    def _token(self) -> str:
+        """What routers are shown: what the file holds now, or held last."""
+        try:
+            self._shown = self._config.router_token()
+        except ConfigError as error:
+            log.warning("%s", error.message)
+        return self._shown
 
     def _log_unread(self, found: list[Page | Unread]) -> None:
         """Logs once that a page can't be read; again only for another reason, or if the page was read

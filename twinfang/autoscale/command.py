@@ -40,6 +40,7 @@ def prepare(values: argparse.Namespace) -> Callable[[], None]:
         host=values.host,
         metrics_port=values.metrics_port or 0,
         identity=identity_files(values),
+        router_token_file=values.router_token_file,
     )
     if config.namespace and config.kubeconfig is None:
         from router.kubernetes.cluster import require_service_account  # needs an optional package

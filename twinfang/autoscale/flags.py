@@ -34,6 +34,12 @@ ROUTER_SERVER_NAME = Flag(
     "name that routers' certificates must have",
     default_text="a router's name of --tls-names if --tls-ca is used, else the name in the URL",
 )
+ROUTER_TOKEN_FILE = Flag(
+    *("--router-token-file", "FILE", existing_file),
+    "an API key that has the role `view`, or a bearer token, for routers with --metrics-need-role; read anew "
+    "for each look",
+    default_text="none",
+)
 PREFILL_METRICS = Flag(
     *("--prefill-metrics", "URL", http_url),
     "the same for prefill servers; https:// with mutual TLS",
@@ -92,6 +98,7 @@ POOLS = FlagGroup(
         ROUTER_METRICS,
         ROUTER_CA_FILE,
         ROUTER_SERVER_NAME,
+        ROUTER_TOKEN_FILE,
         PREFILL_METRICS,
         DECODE_METRICS,
         *(MIN_PREFILL, MAX_PREFILL, MIN_DECODE, MAX_DECODE),

@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 
 TIMEOUT_S = 5.0
 MAX_PAGE_BYTES = 16 << 20
+NEEDS_ROLE = "give --router-token-file a key that has the role view there"
 
 Series = tuple[str, frozenset[tuple[str, str]]]
 """A sample's name and labels."""
@@ -116,11 +117,13 @@ class _Connection(http.client.HTTPSConnection):
         self.sock = self._trust.context.wrap_socket(plain, server_hostname=self._name)
 
 
-async def read_pages(urls: Iterable[str], now_s: float, trust: Trust | None = None) -> list[Page | Unread]:
+async def read_pages(
+    urls: Iterable[str], now_s: float, trust: Trust | None = None, token: str = ""
+) -> list[Page | Unread]:
     """Reads the page of every process at each URL. The name of a headless Service stands for all its pods, so
-    one URL can have several processes. ``trust`` is for https://."""
+    one URL can have several processes. ``trust`` is for https://. ``token`` is shown to each process."""
     found = await asyncio.gather(*(asyncio.to_thread(_addresses, url) for url in urls))
-    reads = [asyncio.to_thread(_read, url, one, now_s, trust) for urls in found for url, one in urls]
+    reads = [asyncio.to_thread(_read, url, one, now_s, trust, token) for urls in found for url, one in urls]
     return list(await asyncio.gather(*reads))
 
 
@@ -135,7 +138,7 @@ def _addresses(url: str) -> list[tuple[str, tuple[str, int]]]:
     return [(url, address) for address in sorted({(str(one[4][0]), port) for one in found})]
 
 
-def _read(url: str, address: tuple[str, int], now_s: float, trust: Trust | None) -> Page | Unread:
+def _read(url: str, address: tuple[str, int], now_s: float, trust: Trust | None, token: str) -> Page | Unread:
     parts = urlsplit(url)
     path = parts.path or "/metrics"
     name = host_port(*address) + path
@@ -146,8 +149,10 @@ def _read(url: str, address: tuple[str, int], now_s: float, trust: Trust | None)
     else:
         connection = http.client.HTTPConnection(*address, timeout=TIMEOUT_S)
     try:
-        connection.request("GET", path, headers={"Host": parts.netloc})
+        connection.request("GET", path, headers={"Host": parts.netloc} | _shown(token))
         response = connection.getresponse()
+        if response.status in (401, 403):
+            return Unread(name, f"it answers {response.status}: {NEEDS_ROLE}")
         if response.status != 200:
             return Unread(name, f"it answers {response.status}")
         return Page.parse(name, now_s, response.read(MAX_PAGE_BYTES).decode())
@@ -155,3 +160,7 @@ def _read(url: str, address: tuple[str, int], now_s: float, trust: Trust | None)
         return Unread(name, str(error) or type(error).__name__)
     finally:
         connection.close()
+
+
+def _shown(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"} if token else {}

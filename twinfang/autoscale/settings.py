@@ -8,6 +8,7 @@ from pathlib import Path
 
 from twinfang.autoscale.needs import Objectives
 from twinfang.autoscale.pool_planner import PlannerPace, PoolLimits
+from twinfang.flags.token_file import read_token
 from wire.errors import ConfigError
 from wire.tls.identity_files import IdentityFiles
 
@@ -69,13 +70,21 @@ class AutoscaleConfig:
     host: str = "127.0.0.1"
     router_identity: RouterIdentity = RouterIdentity()
     metrics_port: int = 0
+    """Port of the autoscaler's own metrics; 0: none."""
     identity: IdentityFiles | None = None
     """Files for mutual TLS with servers, which show their metrics only so when they have it."""
-    """Port of the autoscaler's own metrics; 0: none."""
+    router_token_file: Path | None = None
+    """Holds what routers are shown, which may show their metrics to nobody else. Its content may change."""
+
+    def router_token(self) -> str:
+        """Raises :class:`ConfigError` if the file has no token."""
+        path = self.router_token_file
+        return "" if path is None else read_token("router_token_file", path)
 
     def __post_init__(self) -> None:
         if not self.router_urls:
             raise ConfigError("where are the routers' metrics? Give --router-metrics URL")
+        self.router_token()
         if self.window_s < 2 * self.interval_s:
             raise ConfigError(
                 f"--window {self.window_s:g} is too short for --interval {self.interval_s:g}: the window "

@@ -12,6 +12,7 @@ from twinfang.fetch.folder_source import FolderSource
 from twinfang.fetch.http_source import HttpSource
 from twinfang.fetch.model_fetch import fetch_model
 from twinfang.fetch.source import FetchError, Source
+from twinfang.flags.token_file import read_token
 from wire.errors import ConfigError
 
 
@@ -42,7 +43,7 @@ def _source(text: str, token_file: Path | None) -> Source:
         return FolderSource(Path(unquote(urlsplit(text).path)))
     if kind == "s3":
         return _object_store(text)
-    return HttpSource(text, token="" if token_file is None else _token(token_file))
+    return HttpSource(text, token="" if token_file is None else read_token("token_file", token_file))
 
 
 def _object_store(text: str) -> Source:
@@ -55,13 +56,3 @@ def _object_store(text: str) -> Source:
         ) from error
     is_other = any(os.environ.get(name) for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"))
     return S3Source(text, path_style=is_other)
-
-
-def _token(path: Path) -> str:
-    try:
-        token = path.read_text(encoding="ascii").strip()
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"`token_file` {path} can't be read: {error}") from error
-    if not token or not token.isprintable() or " " in token:
-        raise ConfigError(f"`token_file` {path} has no token: it should have one line, without spaces")
-    return token

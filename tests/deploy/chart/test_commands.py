@@ -32,7 +32,7 @@ SET_BY_THE_CHART = {
     *("otlp-endpoint", "prefill", "decode", "name"),
     *("kubernetes-namespace", "kubernetes-selector", "kubeconfig"),
     *("shutdown-grace", "api-keys-file", "limit-store", "admin-token-file"),
-    *("ssl-certfile", "ssl-keyfile", "router-ca-file", "router-server-name"),
+    *("ssl-certfile", "ssl-keyfile", "router-ca-file", "router-server-name", "router-token-file"),
     *("router-metrics", "prefill-metrics", "decode-metrics"),
     *("prefill-deployment", "decode-deployment", "apply"),
     *("data-parallel-size", "data-parallel-rank", "data-parallel-address", "probe-port"),
@@ -49,6 +49,17 @@ def test_every_container_runs_a_command_that_twinfang_takes(example: Path | None
         container = container_of(deployment)
         assert container["args"][0] == name.partition("-")[0]
         parse(container["args"])
+
+
+def test_the_planner_shows_routers_the_token_that_a_secret_holds(parse: Parse) -> None:
+    planner = {"enabled": True, "routerToken": {"existingSecret": "viewer", "key": "api-key"}}
+    deployment = of_kind(render({"autoscale": planner}), "Deployment")["autoscale"]
+    (argument,) = (one for one in container_of(deployment)["args"] if one.startswith("--router-token-file="))
+    (mount,) = (one for one in container_of(deployment)["volumeMounts"] if one["name"] == "router-token")
+    assert argument == f"--router-token-file={mount['mountPath']}/api-key"
+    (volume,) = (one for one in pod_of(deployment)["volumes"] if one["name"] == "router-token")
+    assert (volume["secret"], mount["readOnly"]) == ({"secretName": "viewer"}, True)
+    assert parse(container_of(deployment)["args"]).router_token_file.exists()
 
 
 def test_servers_drain_before_they_are_stopped_and_have_time_for_it(

@@ -56,7 +56,18 @@ async def test_an_act_is_in_the_file_before_it_is_answered_with_before_and_after
     assert acts[3]["before"]["address"] == stack.decode[0].address
     assert acts[3]["after"] is None
     assert "after" not in acts[4]
+    assert acts[4]["asked"] == {"role": "decode", "address": "nonsense"}
+    assert not [act for act in acts[:4] if "asked" in act]
     assert not verify([path]).fault
+
+
+async def test_an_address_that_was_tried_is_named_and_cut_if_it_is_long(make_admin_stack, path):
+    stack = await make_admin_stack(audit_log=path)
+    await post(stack, "/workers", 400, address=stack.decode[0].address, role="prefill")
+    await post(stack, "/workers", 400, address="a" * 5000, role="decode")
+    first, second = (call["asked"]["address"] for call in of(path, "call"))
+    assert first == stack.decode[0].address
+    assert second == "a" * 256 + "…"
 
 
 async def test_views_are_counted_and_refusals_are_named_without_what_was_sent(make_admin_stack, path, keys):

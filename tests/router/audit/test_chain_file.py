@@ -177,3 +177,17 @@ def test_long_texts_are_cut(path):
     line, link = written({"what": "x" * 10_000, "after": {"a": ["y" * 10_000]}}, START)
     assert len(line) < 1000
     assert parsed(line.rstrip()).link == link
+
+
+def test_a_file_that_log_rotation_has_made_becomes_its_owner_s_alone(path):
+    file, old = ChainFile(path), path.with_name("audit-1.jsonl")
+    try:
+        file.append([{"event": "a"}])
+        path.rename(old)
+        path.touch()
+        path.chmod(0o644)
+        file.append([{"event": "b"}])
+    finally:
+        file.close()
+    assert [stat.S_IMODE(one.stat().st_mode) for one in (old, path)] == [0o600, 0o600]
+    assert not verify([old, path]).fault

@@ -80,6 +80,33 @@ async def test_a_pool_grows_with_its_load_and_shrinks_once_that_has_gone(make_fl
     assert len(fleet.patched()) == 2
 
 
+async def test_routers_that_show_metrics_to_a_role_alone_are_read_with_a_token(
+    make_fleet, pages, tmp_path, caplog
+):
+    file = tmp_path / "token"
+    file.write_text("first\n")
+    fleet = make_fleet(router_token_file=file)
+    pages.tokens[fleet.router.url] = "first"
+    await fleet.look(2)
+    pages.tokens[fleet.router.url] = "second"
+    file.write_text("second\n")
+    await fleet.look(4, prompts=145)
+    assert fleet.api.replicas == {"pre": 2, "dec": 1}
+    file.write_text("")
+    await fleet.look()
+    assert "has no token: it should have one line" in caplog.text
+    assert "it answers 401" not in caplog.text, "the last token is shown"
+    with pytest.raises(ConfigError, match=r"`router_token_file` .* has no token"):
+        make_fleet(router_token_file=file)
+
+
+async def test_a_router_that_refuses_is_named_with_what_it_takes(make_fleet, pages, caplog):
+    fleet = make_fleet()
+    pages.tokens[fleet.router.url] = "first"
+    await fleet.look()
+    assert "it answers 401: give --router-token-file a key that has the role view there" in caplog.text
+
+
 async def test_decode_servers_follow_the_requests_that_run(make_fleet):
     fleet = make_fleet()
     await fleet.look(6, running=7.5)

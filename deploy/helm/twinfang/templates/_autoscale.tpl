@@ -23,6 +23,9 @@ app.kubernetes.io/component: autoscale
 - --router-ca-file=/etc/twinfang/router-ca/ca.crt
 {{- end }}
 {{- end }}
+{{- if .Values.autoscale.routerToken.existingSecret }}
+- {{ printf "--router-token-file=/etc/twinfang/router-token/%s" .Values.autoscale.routerToken.key | quote }}
+{{- end }}
 {{- range $role := list "prefill" "decode" }}
 {{- range $i := until (include "twinfang.mostServers" (dict "root" $ "role" $role) | int) }}
 - --{{ $role }}-metrics={{ include "twinfang.serverScheme" $ | lower }}://{{ $name }}-{{ $role }}:{{ add (include "twinfang.serverMetricsPort" $role | int) $i }}/metrics
