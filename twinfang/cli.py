@@ -29,6 +29,7 @@ from twinfang.commands.command import Command
 from twinfang.commands.spelling import with_flags
 from twinfang.commands.table import COMMANDS
 from twinfang.flags.flag import Flag, add_flags, resolve
+from twinfang.grpc_settings import set_grpc_settings
 from twinfang.lifeline import watch_lifeline
 from twinfang.logs import configure_logs
 from twinfang.turn import wait_for_turn
@@ -37,10 +38,6 @@ from wire.errors import ConfigError, TwinfangError
 log = logging.getLogger(__name__)
 
 INTERRUPTED_EXIT_CODE = 130
-
-GRPC_SETTINGS = {"GRPC_VERBOSITY": "ERROR", "GRPC_ENABLE_FORK_SUPPORT": "0"}
-"""gRPC reads these variables when it is imported. Its messages below level ERROR have a format of their own.
-Our forked processes make no gRPC calls, so gRPC needs no preparation for forks."""
 
 DESCRIPTION = "Serves hybrid Mamba-attention language models, with prefill and decode on separate servers."
 
@@ -93,8 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         values = resolve(command.groups, given, os.environ)
         configure_logs(values.log_level, values.name or command.name)
-        for name, value in GRPC_SETTINGS.items():
-            os.environ.setdefault(name, value)
+        set_grpc_settings()
         with collector_paused():
             run = command.prepare(values)
         if given.turn is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from twinfang.commands.kernel_seed import SEED, seed_caches
+from twinfang.commands.meta_kernels import put_off_meta_kernels
 
 DEFAULTS = {
     # OpenMP's idle threads spin for milliseconds after each parallel loop and wait for the next one. If
@@ -20,7 +21,9 @@ DEFAULTS = {
 
 
 def prepare_libraries() -> None:
-    """Sets what is not set of :data:`DEFAULTS`, and fills the kernels' caches from the installation."""
+    """Sets what is not set of :data:`DEFAULTS`, fills the kernels' caches from the installation, and makes
+    torch's import shorter."""
     for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)
     seed_caches(SEED, os.environ)
+    put_off_meta_kernels()

@@ -28,9 +28,6 @@ from twinfang.flags.flag import FlagGroup
 from twinfang.talk import flags as talk
 from wire.errors import ConfigError
 
-FORK_SERVER = "twinfang.fork_server"
-"""The module of a stack's fork server. It imports this one."""
-
 
 def _prepare_up(values: argparse.Namespace) -> Callable[[], None]:
     return _prepare_stack(values, {"prefill": values.prefill, "decode": values.decode})
@@ -41,13 +38,14 @@ def _prepare_serve(values: argparse.Namespace) -> Callable[[], None]:
 
 
 def _prepare_stack(values: argparse.Namespace, roles: Mapping[str, int]) -> Callable[[], None]:
-    """Starts the fork server before anything else, since its imports take longest."""
+    """Starts the fork server before anything else, if that was not done even earlier."""
+    from twinfang.early_fork_server import FORK_SERVER, take_early
     from twinfang.forking.client import ForkServer
     from twinfang.stack.cores import may_use_gpu
 
     if values.tls:
         tls.speak_only_tls_1_3()  # before the fork server, which its forks have gRPC's settings from
-    forks = None if may_use_gpu(values.device) else ForkServer.start(FORK_SERVER)
+    forks = None if may_use_gpu(values.device) else ForkServer.start(FORK_SERVER, take_early())
     if values.load_format == "auto":
         read_ahead(values.model)
     try:

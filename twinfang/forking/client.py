@@ -9,14 +9,12 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from twinfang.forking.adopted import AdoptedProcess
-from twinfang.forking.title import ROOM
+from twinfang.forking.process import ForkProcess
 from wire.errors import TwinfangError
 
 MAX_REPLY_BYTES = 1 << 16
@@ -33,28 +31,18 @@ class ForkServer:
     """A process that forks a given number of others (:mod:`twinfang.forking.loop`), then ends. It ends too
     when this process ends."""
 
-    def __init__(self, process: subprocess.Popen[bytes], connection: socket.socket) -> None:
-        self._process = process
-        self._connection = connection
+    def __init__(self, started: ForkProcess) -> None:
+        self._process = started
+        self._connection = started.connection
         self._num_forks, self._timeout_s = 0, 0.0
         self._turns = asyncio.Lock()
 
     @classmethod
-    def start(cls, module: str) -> ForkServer | None:
-        """Starts the fork server ``python -m MODULE FD``. Returns None if this system can't adopt a process
-        that another one has forked."""
-        if not hasattr(os, "pidfd_open"):  # only Linux has it
-            return None
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            process = subprocess.Popen(
-                [sys.executable, "-m", module, str(theirs.fileno()), ROOM],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                process_group=0,
-            )
-        ours.setblocking(False)
-        return cls(process, ours)
+    def start(cls, module: str, started: ForkProcess | None = None) -> ForkServer | None:
+        """Starts the fork server ``python -m MODULE FD``, unless it is ``started`` already. Returns None if
+        this system can't adopt a process that another one has forked."""
+        started = started or ForkProcess.start(module)
+        return None if started is None else cls(started)
 
     def prepare(self, task: Any, *, num_forks: int, timeout_s: float) -> None:
         """Sends what to prepare, as JSON. The fork server ends after ``num_forks`` forks. Preparing it and
@@ -113,8 +101,7 @@ class ForkServer:
             return
         with self._connection:
             with _adopting():
-                self._process.terminate()
-                self._process.wait()
+                self._process.end()
             with contextlib.suppress(OSError):  # nothing is left to read
                 while message := self._connection.recv(MAX_REPLY_BYTES):
                     if pid := json.loads(message).get("pid"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from testing.command_lines import BY_NAME, parsed
-from twinfang.stack.stack import child_environment, plan_stack, stack_environment
+from twinfang.stack.stack import UCX_ON_LOOPBACK, child_environment, plan_stack, stack_environment
 from wire.errors import ConfigError
 
 
@@ -55,8 +55,10 @@ def test_the_password_of_a_store_is_in_no_command_line():
 
 
 def test_ucx_of_a_stack_without_gpus_listens_on_loopback_unless_told_otherwise():
-    assert stack_environment({}, "cpu") == {"UCX_NET_DEVICES": "lo"}
-    assert stack_environment({"UCX_NET_DEVICES": "eth0"}, "cpu") == {"UCX_NET_DEVICES": "eth0"}
+    assert stack_environment({}, "cpu") == UCX_ON_LOOPBACK
+    assert UCX_ON_LOOPBACK["UCX_NET_DEVICES"] == "lo"
+    told = {"UCX_NET_DEVICES": "eth0", "UCX_MEM_EVENTS": "y"}
+    assert stack_environment(told, "cpu") == told
     assert stack_environment({}, "cuda") == {}
 
 
