@@ -9,11 +9,11 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
+from kernels.cpu.exponential_ir import fused
 from kernels.cpu.vector_ir import (
     LANES,
     VECTOR,
     folded_rows,
-    fused,
     place_of,
     prefetch_of,
     read_from,

@@ -48,6 +48,8 @@ import numpy as np
 from kernels.cpu.compiler import CpuIntrinsic, cpu_function
 from kernels.formats import stochastic_round
 
+_IR_MODULES = "vector_ir.py", "exponential_ir.py", "format_ir.py"
+
 
 class VectorOperator(CpuIntrinsic):
     """The function of this name in vector_ir.py, which is imported when the first kernel compiles."""
@@ -61,7 +63,7 @@ class VectorOperator(CpuIntrinsic):
 
     @functools.cached_property
     def _digest(self) -> int:
-        here = (Path(__file__).with_name(name) for name in ("vector_ir.py", "format_ir.py"))
+        here = (Path(__file__).with_name(name) for name in _IR_MODULES)
         sources = (*here, Path(stochastic_round.__file__))
         return zlib.crc32(b"".join(source.read_bytes() for source in sources))
 

@@ -14,6 +14,7 @@ from numba.core.datamodel import models
 from numba.core.types.containers import UniTuple
 from numba.extending import intrinsic, register_model
 
+from kernels.cpu.exponential_ir import exponential_of, fused, silu_of
 from kernels.cpu.format_ir import mix, narrow, round_bfloat16, widen
 
 LANES = 16 if llvmlite.binding.get_host_cpu_features().get("avx512f") else 8
@@ -42,10 +43,6 @@ VECTOR = VectorType()
 
 def _indices(numbers):
     return ir.Constant(_INTS, numbers)
-
-
-def _constant(number):
-    return ir.Constant(_FLOATS, [number] * LANES)
 
 
 _ELEMENTS = {types.float32: ir.FloatType(), types.uint16: ir.IntType(16), types.uint8: ir.IntType(8)}
@@ -172,13 +169,6 @@ def multiply_add_number(typing_context, a, b, c):
     return types.float32(a, b, c), generate
 
 
-def fused(builder, a, b, c):
-    """Round once, always: a contracted product and sum stay apart where branches share the product."""
-    signature = ir.FunctionType(_FLOATS, [_FLOATS] * 3)
-    fma = cgutils.get_or_insert_function(builder.module, signature, f"llvm.fma.v{LANES}f32")
-    return builder.call(fma, [a, b, c])
-
-
 def _larger(builder, a, b):
     return builder.select(builder.fcmp_ordered(">", a, b), a, b)
 
@@ -191,38 +181,6 @@ def _folded(builder, vector, join):
         vector = join(vector, builder.shuffle_vector(vector, vector, _indices(moved)))
         width //= 2
     return builder.extract_element(vector, ir.Constant(ir.IntType(32), 0))
-
-
-_POLYNOMIAL = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 0.5)
-
-
-def _exponential(builder, x):
-    """Emit the formula of :func:`kernels.cpu.exp.exp_f32`."""
-    smallest, largest = _constant(-87.33), _constant(88.0)
-    inside = builder.select(builder.fcmp_ordered("<", x, smallest), smallest, x)
-    inside = builder.select(builder.fcmp_ordered(">", inside, largest), largest, inside)
-    signature = ir.FunctionType(_FLOATS, [_FLOATS])
-    floor = cgutils.get_or_insert_function(builder.module, signature, f"llvm.floor.v{LANES}f32")
-
-    def multiply_add(a, b, c):
-        return fused(builder, a, b, c)
-
-    n = builder.call(floor, [multiply_add(inside, _constant(1.44269504), _constant(0.5))])
-    r = multiply_add(n, _constant(-0.69314718), inside)
-    p = _constant(_POLYNOMIAL[0])
-    for coefficient in _POLYNOMIAL[1:]:
-        p = multiply_add(p, r, _constant(coefficient))
-    p = multiply_add(multiply_add(p, r, _constant(1.0)), r, _constant(1.0))
-    exponent = builder.add(builder.fptosi(n, _INTS), _indices([127] * LANES))
-    two_to_n = builder.bitcast(builder.shl(exponent, _indices([23] * LANES)), _FLOATS)
-    return builder.select(
-        builder.fcmp_ordered("<", x, smallest), _constant(0.0), builder.fmul(p, two_to_n, flags=_CONTRACT)
-    )
-
-
-def _silu(builder, x):
-    shut = _exponential(builder, builder.fsub(_constant(0.0), x, flags=_CONTRACT))
-    return builder.fdiv(x, builder.fadd(_constant(1.0), shut, flags=_CONTRACT))
 
 
 def _of_vectors(count, result, emit):
@@ -245,8 +203,8 @@ multiply = _of_vectors(2, VECTOR, lambda builder, a, b: builder.fmul(a, b, flags
 divide = _of_vectors(2, VECTOR, lambda builder, a, b: builder.fdiv(a, b))
 multiply_add = _of_vectors(3, VECTOR, fused)
 maximum = _of_vectors(2, VECTOR, _larger)
-exponential = _of_vectors(1, VECTOR, _exponential)
-silu = _of_vectors(1, VECTOR, _silu)
+exponential = _of_vectors(1, VECTOR, exponential_of)
+silu = _of_vectors(1, VECTOR, silu_of)
 sum_of = _of_vectors(1, types.float32, lambda builder, vector: _folded(builder, vector, builder.fadd))
 largest_of = _of_vectors(
     1, types.float32, lambda builder, vector: _folded(builder, vector, lambda a, b: _larger(builder, a, b))

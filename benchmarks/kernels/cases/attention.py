@@ -55,13 +55,14 @@ def prefill(model: Model, tokens: int) -> Case:
 
 
 def store(model: Model, tokens: int) -> Case:
-    """Stores new tokens of all rows into their own places."""
+    """Stores a prompt, which fills blocks, or the new token of each decode row in its own block."""
     heads = model.attention.num_kv_heads, model.attention.head_dim
 
     def operands(device: torch.device) -> SimpleNamespace:
         pool = in_pool(random(device, model.dtype, 1 + tokens, heads[0], 2, 2, model.block_size, heads[1]))
         k, v = random(device, model.dtype, 2, tokens, *heads)
-        places = torch.arange(1, tokens + 1, device=device) * model.block_size
+        stride = 1 if tokens >= LEAST_TOKENS else model.block_size
+        places = torch.arange(tokens, device=device) * stride + model.block_size
         return SimpleNamespace(k=k, v=v, k_cache=pool[:, :, 1, 0], v_cache=pool[:, :, 1, 1], places=places)
 
     def ours(o: SimpleNamespace) -> Call:
