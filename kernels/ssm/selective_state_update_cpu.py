@@ -5,9 +5,9 @@
 A vector's width of rows of a head's ``[P, N]`` state advances by all positions before the next rows do, so
 that between two positions these rows stay in the first-level cache. The rows share each load of B and C, and
 their sums of h C stay in registers until they are folded together (state_rows.py). A position reads the state
-from the slot that the previous position wrote, and writes its own slot. So nothing is copied, and with a state of
-16 bits each position sees the stored values. Rows to come are prefetched, since the core's own prefetcher
-does not look so far ahead. Prefill, which uses a state for many tokens, is in ssd_chunk_scan_cpu.py.
+from the slot that the previous position wrote, and writes its own slot. So nothing is copied, and with a
+state of 16 bits each position sees the stored values. Rows to come are prefetched, since the core's own
+prefetcher does not look so far ahead. Prefill is in ssd_chunk_scan_cpu.py.
 
 Arrays are flat, with explicit strides if they may be views of wider ones; the last axis is contiguous.
 """

@@ -147,3 +147,67 @@ _ADVANCE = (
 )
 advance_rows = _operator(_ADVANCE, VECTOR, _advance(LANES))
 advance_4_rows = _operator(_ADVANCE, VECTOR, _advance(4))
+
+
+def _read(a):
+    sums = a.sums(2 * HALF)
+    with a.columns() as (n, _):
+        k, q = (a.load(array, a.builder.add(a.word("at"), n)) for array in ("keys", "queries"))
+        for p, place in enumerate(a.places("s", "stride", 0, HALF, n)):
+            prefetch_of(a.builder, a.pointer("source", a.builder.add(place, a.word("ahead"))))
+            h = a.load("source", place)
+            a.add_product(h, k, sums[p])
+            a.add_product(h, q, sums[HALF + p])
+    return folded_rows(a.builder, [a.builder.load(total) for total in sums])
+
+
+def _update(reads):
+    def emit(a):
+        builder, sums = a.builder, a.sums(2 * HALF)
+        deltas = [_lanes_of(builder, a.vector("deltas"), [p] * LANES) for p in range(HALF)]
+        decays = a.splat("decay")
+        with a.columns() as (n, _):
+            k = a.load("keys", builder.add(a.word("at"), n))
+            later = [a.load(array, builder.add(a.word("later"), n)) for array in ("keys", "queries") if reads]
+            sources = a.places("s", "stride", 0, HALF, n)
+            targets = a.places("t", "target_stride", 0, HALF, n)
+            for p in range(HALF):
+                prefetch_of(builder, a.pointer("target", builder.add(targets[p], a.word("ahead"))))
+                h = builder.fmul(a.load("source", sources[p]), decays)
+                h = a.keep(fused(builder, deltas[p], k, h), targets[p], p, n)
+                for vector, total in zip(later, (sums[p], sums[HALF + p]), strict=False):
+                    a.add_product(h, vector, total)
+        return folded_rows(builder, [builder.load(total) for total in sums]) if reads else None
+
+    return emit
+
+
+def _solve(a):
+    """``u = beta (v - decay m)`` and ``y = decay o + u kq``; m and o are the two halves of the sums."""
+    builder, sums = a.builder, a.vector("sums")
+    m, o = (_lanes_of(builder, sums, range(first, first + HALF)) for first in (0, HALF))
+    decay, beta, kq = (_lanes_of(builder, a.splat(name), range(HALF)) for name in ("decay", "beta", "kq"))
+    lost = builder.fmul(decay, m)
+    u = builder.fmul(beta, builder.fsub(a.load("v", a.word("at"), HALF), lost))
+    write_to(builder, _fma(builder, u, kq, builder.fmul(decay, o)), a.pointer("y", a.word("out"), HALF))
+    return _lanes_of(builder, u, [*range(HALF)] * 2)
+
+
+def _lanes_of(builder, vector, lanes):
+    lanes = list(lanes)
+    return builder.shuffle_vector(vector, vector, ir.Constant(ir.VectorType(_INT, len(lanes)), lanes))
+
+
+def _fma(builder, a, b, c):
+    kind = ir.FunctionType(a.type, [a.type] * 3)
+    fma = cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{a.type.count}f32")
+    return builder.call(fma, [a, b, c])
+
+
+_UPDATE = (
+    "source s stride target t target_stride ahead decay deltas keys {} whole width by_chance key element"
+)
+read_half = _operator("source s stride ahead keys queries at whole", VECTOR, _read)
+solve_half = _operator("sums decay beta kq v at y out", VECTOR, _solve)
+update_half = _operator(_UPDATE.format("at"), types.none, _update(reads=False))
+update_and_read_half = _operator(_UPDATE.format("queries at later"), VECTOR, _update(reads=True))

@@ -4,10 +4,15 @@
 |---|---|
 | `advance_rows(source, s, stride, target, t, …)` | advance lanes() rows of an SSM state by one token; h C |
 | `advance_4_rows(source, s, stride, target, t, …)` | the same for 4 rows; the other lanes are 0 |
+| `read_half(source, s, stride, …)` | S k, then S q, of lanes() / 2 rows of a delta state |
+| `solve_half(sums, decay, beta, kq, v, at, y, out)` | from these the rows' changes; stores their outputs |
+| `update_half(source, s, stride, target, t, …)` | decay S + changes k^T, for these rows |
+| `update_and_read_half(source, s, stride, target, …)` | `update_half`, then `read_half` for the next token |
 
 Row p of the old state is ``source[s + p * stride :][:whole]``, row p of the new one begins at
 ``target[t + p * target_stride]``. Both may be one array. ``whole`` is the number of columns, a multiple of
-lanes(), out of ``width``.
+lanes(), out of ``width``. Lane p belongs to row p. A vector of S k and S q has the rows' sums in its two
+halves; one of changes has them in both halves.
 """
 
 from __future__ import annotations
@@ -39,3 +44,7 @@ class StateOperator(CpuIntrinsic):
 
 advance_rows = StateOperator("advance_rows")
 advance_4_rows = StateOperator("advance_4_rows")
+read_half = StateOperator("read_half")
+solve_half = StateOperator("solve_half")
+update_half = StateOperator("update_half")
+update_and_read_half = StateOperator("update_and_read_half")
