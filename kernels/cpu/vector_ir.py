@@ -69,7 +69,7 @@ def read_from(builder, place):
     return widen(builder, value)
 
 
-def _write(builder, value, place):
+def write_to(builder, value, place):
     kind = place.type.pointee
     element = kind.element if isinstance(kind, ir.VectorType) else kind
     builder.store(narrow(builder, value, element), place).align = _alignment(kind)
@@ -94,7 +94,7 @@ def load(typing_context, array, index):
 @intrinsic
 def store(typing_context, array, index, vector):
     def generate(context, builder, signature, values):
-        _write(builder, values[2], place_of(context, builder, signature.args, values))
+        write_to(builder, values[2], place_of(context, builder, signature.args, values))
         return context.get_dummy_value()
 
     return types.none(array, index, vector), generate
@@ -112,7 +112,7 @@ def load_number(typing_context, array, index):
 def store_number(typing_context, array, index, number):
     def generate(context, builder, signature, values):
         place = place_of(context, builder, signature.args, values, count=1)
-        _write(builder, context.cast(builder, values[2], signature.args[2], types.float32), place)
+        write_to(builder, context.cast(builder, values[2], signature.args[2], types.float32), place)
         return context.get_dummy_value()
 
     return types.none(array, index, number), generate
@@ -236,7 +236,7 @@ def _transpose(context, builder, numba_types, values):
         width *= 2
     places = _row_places(context, builder, numba_types[3:], values[3:])
     for row, place in zip(rows, places, strict=True):
-        _write(builder, row, place)
+        write_to(builder, row, place)
 
 
 def _row_places(context, builder, numba_types, values):
@@ -309,7 +309,7 @@ def store_3(typing_context, array, index, a, b, c):
         for number, place in enumerate(places):
             elements = range(number * LANES, (number + 1) * LANES)
             chosen = [element % 3 * LANES + element // 3 for element in elements]
-            _write(builder, _gathered(builder, values[2:], chosen), place)
+            write_to(builder, _gathered(builder, values[2:], chosen), place)
         return context.get_dummy_value()
 
     return types.none(array, index, a, b, c), generate
@@ -350,15 +350,19 @@ def rounding_key(typing_context, layer_seed, head, position):
 @intrinsic
 def rounded(typing_context, pool, vector, is_stochastic, key, element, stride):
     def generate(context, builder, signature, values):
-        if signature.args[0].dtype != types.uint16:
-            return values[1]
-        key, element, stride = _words(builder, values[3:])
-        steps = builder.mul(splat_of(builder, stride), _indices(list(range(LANES))))
-        elements = builder.add(splat_of(builder, element), steps)
-        by_chance = _is_set(builder, values[2])
-        return round_bfloat16(builder, values[1], by_chance, splat_of(builder, key), elements)
+        by_chance, words = _is_set(builder, values[2]), _words(builder, values[3:])
+        return rounded_for(builder, signature.args[0].dtype, values[1], by_chance, *words)
 
     return VECTOR(pool, vector, is_stochastic, key, element, stride), generate
+
+
+def rounded_for(builder, stored, vector, by_chance, key, element, stride):
+    """Round a vector as an array of numba's type ``stored`` holds it. The last three are 32-bit integers."""
+    if stored != types.uint16:
+        return vector
+    steps = builder.mul(splat_of(builder, stride), _indices(list(range(LANES))))
+    elements = builder.add(splat_of(builder, element), steps)
+    return round_bfloat16(builder, vector, by_chance, splat_of(builder, key), elements)
 
 
 @intrinsic

@@ -3,11 +3,11 @@
     h_t = decay_t h_{t-1} + step_t x_t B_t^T,    y_t = h_t C_t + D x_t
 
 A vector's width of rows of a head's ``[P, N]`` state advances by all positions before the next rows do, so
-that between two positions these rows stay in the first-level cache. Four rows at a time are in registers and
-share each load of B and C. The sums of h C are folded for all rows together. A position reads the state from
-the slot that the previous position wrote, and writes its own slot. So nothing is copied, and with a state of
-16 bits each position sees the stored values. Rows to come are prefetched, since the core's own prefetcher
-does not look so far ahead. Prefill, which uses a state for many tokens, is in ssd_chunk_scan_cpu.py.
+that between two positions these rows stay in the first-level cache. The rows share each load of B and C, and
+their sums of h C stay in registers until they are folded together (state_rows.py). A position reads the state
+from the slot that the previous position wrote, and writes its own slot. So nothing is copied, and with a
+state of 16 bits each position sees the stored values. Rows to come are prefetched, since the core's own
+prefetcher does not look so far ahead. Prefill is in ssd_chunk_scan_cpu.py.
 
 Arrays are flat, with explicit strides if they may be views of wider ones; the last axis is contiguous.
 """
@@ -28,15 +28,13 @@ from kernels.cpu.vector import (
     multiply,
     multiply_add,
     multiply_add_number,
-    prefetch,
-    rounded,
     rounded_number,
     rounding_key,
-    row_sums,
     splat,
     store,
     store_number,
 )
+from kernels.ssm.state_rows import advance_4_rows, advance_rows
 
 _ZERO = np.float32(0)
 
@@ -48,53 +46,17 @@ def softplus(v):
 
 
 @cpu_jit
-def _advance(
-    source, s, stride, target, t, target_stride, fetched, f, fetched_stride, decay, step, x, o, B, b, C, c,
-    sums, tails, num_rows, width, by_chance, key, element,
+def _advance_tails(
+    source, s, stride, target, t, target_stride, decay, gains, B, b, C, c, tails, num_rows, begin, width,
+    by_chance, key, element,
 ):  # fmt: skip
-    """Advance up to lanes() rows of a state by one token, from source to target, which may be one array.
-
-    Row p of the old state is ``source[s + p * stride :][:width]``; x, B and C begin at o, b and c. Row p of
-    h C is the sum of vector p of ``sums`` and of ``tails[p]``. It is computed from the state before it is
-    rounded to a target of 16 bits. Rows of ``fetched`` from f on are prefetched. num_rows is a multiple of 4.
-    """
-    w = lanes()
-    whole, decays = width - width % w, splat(decay)
-    for p in range(0, num_rows, 4):
-        s0, t0, f0 = s + p * stride, t + p * target_stride, f + p * fetched_stride
-        s1, t1, f1 = s0 + stride, t0 + target_stride, f0 + fetched_stride
-        s2, t2, f2 = s1 + stride, t1 + target_stride, f1 + fetched_stride
-        s3, t3, f3 = s2 + stride, t2 + target_stride, f2 + fetched_stride
-        u0, u1, u2, u3 = step * x[o + p], step * x[o + p + 1], step * x[o + p + 2], step * x[o + p + 3]
-        a0, a1, a2, a3 = splat(u0), splat(u1), splat(u2), splat(u3)
-        y0, y1, y2, y3 = splat(_ZERO), splat(_ZERO), splat(_ZERO), splat(_ZERO)
-        for n in range(0, whole, w):
-            input_n, output_n = load(B, b + n), load(C, c + n)
-            prefetch(fetched, f0 + n)
-            prefetch(fetched, f1 + n)
-            prefetch(fetched, f2 + n)
-            prefetch(fetched, f3 + n)
-            h0 = multiply_add(load(source, s0 + n), decays, multiply(a0, input_n))
-            h1 = multiply_add(load(source, s1 + n), decays, multiply(a1, input_n))
-            h2 = multiply_add(load(source, s2 + n), decays, multiply(a2, input_n))
-            h3 = multiply_add(load(source, s3 + n), decays, multiply(a3, input_n))
-            e = element + p * width + n
-            store(target, t0 + n, rounded(target, h0, by_chance, key, e, 1))
-            store(target, t1 + n, rounded(target, h1, by_chance, key, e + width, 1))
-            store(target, t2 + n, rounded(target, h2, by_chance, key, e + 2 * width, 1))
-            store(target, t3 + n, rounded(target, h3, by_chance, key, e + 3 * width, 1))
-            y0, y1 = multiply_add(h0, output_n, y0), multiply_add(h1, output_n, y1)
-            y2, y3 = multiply_add(h2, output_n, y2), multiply_add(h3, output_n, y3)
-        store(sums, p * w, y0)
-        store(sums, (p + 1) * w, y1)
-        store(sums, (p + 2) * w, y2)
-        store(sums, (p + 3) * w, y3)
-    if whole < width:
-        for p in range(num_rows):
-            tails[p] = _advance_numbers(
-                source, s + p * stride, target, t + p * target_stride, decay, step * x[o + p], B, b, C, c,
-                whole, width, by_chance, key, element + p * width,
-            )  # fmt: skip
+    """Advance the columns from ``begin`` on of num_rows rows. Return a vector of their parts of h C."""
+    for p in range(num_rows):
+        tails[p] = _advance_numbers(
+            source, s + p * stride, target, t + p * target_stride, decay, gains[p], B, b, C, c, begin, width,
+            by_chance, key, element + p * width,
+        )  # fmt: skip
+    return load(tails, 0)
 
 
 @cpu_jit
@@ -112,18 +74,6 @@ def _advance_numbers(
         h = multiply_add_number(load_number(source, s + n), decay, u * B[b + n])
         store_number(target, t + n, rounded_number(target, h, by_chance, key, element + n))
     return total
-
-
-@cpu_jit
-def _finish(sums, tails, num_rows, D, x, o, y, out):
-    """Compute ``y = h C + D x`` of up to lanes() rows."""
-    totals = add(row_sums(sums, 0), load(tails, 0))
-    if num_rows == lanes():
-        store(y, out, multiply_add(splat(D), load(x, o), totals))
-        return
-    store(sums, 0, totals)
-    for p in range(num_rows):
-        y[out + p] = multiply_add_number(D, x[o + p], sums[p])
 
 
 @cpu_jit
@@ -161,10 +111,9 @@ def update_heads(
     by_chance, layer_seed, first_head = rounding
     num_positions, num_heads, head_dim, num_groups, width = shape
     slot_stride, head_stride, row_stride = state_strides
-    w, heads_per_group = lanes(), num_heads // num_groups
+    w, heads_per_group, whole = lanes(), num_heads // num_groups, width - width % lanes()
     unwritten = np.empty(w * width, state.dtype)  # stands in for write slot 0
-    sums, tails = aligned(w * w), aligned(w)
-    sums[:], tails[:] = _ZERO, _ZERO
+    gains, tails, totals = aligned(w), aligned(w), aligned(w)  # gains are step x
     steps, decays = np.empty(num_positions, np.float32), np.empty(num_positions, np.float32)
     keys = np.empty(num_positions, np.int64)
     for item in range(begin, end):
@@ -180,8 +129,9 @@ def update_heads(
             steps[i] = _time_step(dt[r * dt_strides[0] + i * dt_strides[1] + h] + dt_bias[h], dt_limit)
             decays[i] = np.float32(math.exp(A[h] * steps[i]))
             keys[i] = rounding_key(layer_seed, first_head + h, seq_lens[r] - num_positions + i + 1)
-        for p in range(0, head_dim, w):
-            num_rows = min(w, head_dim - p)
+        p = 0
+        while p < head_dim:
+            num_rows = w if p + w <= head_dim else (4 if p + 4 <= head_dim else 1)
             inside = h * head_stride + p * row_stride
             source, s, stride = state, read_slots[r] * slot_stride + inside, row_stride
             for i in range(num_positions):
@@ -194,17 +144,37 @@ def update_heads(
                 c = r * C_strides[0] + i * C_strides[1] + g * C_strides[2]
                 o = r * x_strides[0] + i * x_strides[1] + h * x_strides[2] + p
                 out = row_out + i * num_heads * head_dim + p
-                whole = num_rows - num_rows % 4
-                _advance(
-                    source, s, stride, target, t, target_stride, fetched, f + w * fetched_stride,
-                    fetched_stride, decays[i], steps[i], x, o, B, b, C, c, sums, tails, whole, width,
-                    by_chance, keys[i], p * width,
-                )  # fmt: skip
-                _finish(sums, tails, whole, D[h], x, o, y, out)
-                for q in range(whole, num_rows):
-                    total = _advance_numbers(
-                        source, s + q * stride, target, t + q * target_stride, decays[i],
-                        steps[i] * x[o + q], B, b, C, c, 0, width, by_chance, keys[i], (p + q) * width,
+                if num_rows == w:
+                    store(gains, 0, multiply(splat(steps[i]), load(x, o)))
+                else:
+                    for q in range(num_rows):
+                        gains[q] = steps[i] * x[o + q]
+                f += w * fetched_stride
+                begin, hC = whole, splat(_ZERO)
+                # Not in a function of its own: it would not be inlined, and such a call takes 40 ns.
+                if num_rows == w:
+                    hC = advance_rows(
+                        source, s, stride, target, t, target_stride, fetched, f, fetched_stride, decays[i],
+                        gains, B, b, C, c, whole, width, by_chance, keys[i], p * width,
                     )  # fmt: skip
-                    y[out + q] = multiply_add_number(D[h], x[o + q], total)
+                elif num_rows == 4:
+                    hC = advance_4_rows(
+                        source, s, stride, target, t, target_stride, fetched, f, fetched_stride, decays[i],
+                        gains, B, b, C, c, whole, width, by_chance, keys[i], p * width,
+                    )  # fmt: skip
+                else:
+                    begin = 0
+                if begin < width:
+                    rest = _advance_tails(
+                        source, s, stride, target, t, target_stride, decays[i], gains, B, b, C, c, tails,
+                        num_rows, begin, width, by_chance, keys[i], p * width,
+                    )  # fmt: skip
+                    hC = add(hC, rest)
+                if num_rows == w:
+                    store(y, out, multiply_add(splat(D[h]), load(x, o), hC))
+                else:
+                    store(totals, 0, hC)
+                    for q in range(num_rows):
+                        y[out + q] = multiply_add_number(D[h], x[o + q], totals[q])
                 source, s, stride = target, t, target_stride
+            p += num_rows
