@@ -151,7 +151,7 @@ def update_heads(
                         gains[q] = steps[i] * x[o + q]
                 f += w * fetched_stride
                 begin, hC = whole, splat(_ZERO)
-                # Not in a function of its own: it would not be inlined, and such a call takes 40 ns.
+                # Not in a function of its own, which numba might call instead of inlining it.
                 if num_rows == w:
                     hC = advance_rows(
                         source, s, stride, target, t, target_stride, fetched, f, fetched_stride, decays[i],

@@ -13,11 +13,11 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
+from kernels.cpu.exponential_ir import fused
 from kernels.cpu.vector_ir import (
     LANES,
     VECTOR,
     folded_rows,
-    fused,
     place_of,
     prefetch_of,
     read_from,
@@ -109,7 +109,7 @@ def _operator(names, result, emit):
 
     # numba would pass *kinds as one tuple.
     order = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in ("context", *names)]
-    operator.__signature__ = inspect.Signature(order)
+    operator.__signature__ = inspect.Signature(order)  # type: ignore[attr-defined]
     return intrinsic(operator)
 
 
@@ -189,19 +189,13 @@ def _solve(a):
     decay, beta, kq = (_lanes_of(builder, a.splat(name), range(HALF)) for name in ("decay", "beta", "kq"))
     lost = builder.fmul(decay, m)
     u = builder.fmul(beta, builder.fsub(a.load("v", a.word("at"), HALF), lost))
-    write_to(builder, _fma(builder, u, kq, builder.fmul(decay, o)), a.pointer("y", a.word("out"), HALF))
+    write_to(builder, fused(builder, u, kq, builder.fmul(decay, o)), a.pointer("y", a.word("out"), HALF))
     return _lanes_of(builder, u, [*range(HALF)] * 2)
 
 
 def _lanes_of(builder, vector, lanes):
     lanes = list(lanes)
     return builder.shuffle_vector(vector, vector, ir.Constant(ir.VectorType(_INT, len(lanes)), lanes))
-
-
-def _fma(builder, a, b, c):
-    kind = ir.FunctionType(a.type, [a.type] * 3)
-    fma = cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{a.type.count}f32")
-    return builder.call(fma, [a, b, c])
 
 
 _UPDATE = (
