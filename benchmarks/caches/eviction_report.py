@@ -42,7 +42,7 @@ def publish(report: Report) -> None:
             "",
             *hits,
             "",
-            "Time to the first token in seconds: mean, and P95 behind it.",
+            "Time to the first token in milliseconds: mean, and P95 behind it.",
             "",
             *times,
         ]
@@ -70,7 +70,7 @@ def _hit_text(caches: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def _time_text(caches: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    return [f"{one['mean_ttft_s']:.2f}, {one['p95_ttft_s']:.2f}" for one in caches.values()]
+    return [f"{1e3 * one['mean_ttft_s']:.0f}, {1e3 * one['p95_ttft_s']:.0f}" for one in caches.values()]
 
 
 def plot(report: Report, path: Path) -> None:
@@ -85,16 +85,16 @@ def plot(report: Report, path: Path) -> None:
     figure, axes = plt.subplots(rows, COLUMNS, figsize=(15, 3.2 * rows), layout="constrained", squeeze=False)
     panels = list(axes.flat)
     for panel, (log, cells) in zip(panels, report.items(), strict=False):
-        budgets = [cell["budget_bytes"] / GIB for cell in cells]
+        places = range(len(cells))
         for name in CONTENDERS:
             hits = [100 * cell["caches"][name]["hit_rate"] for cell in cells]
-            panel.plot(budgets, hits, STYLES[name], label=name, markersize=4)
-        panel.set(title=log, xscale="log", ylim=(0, 100))
+            panel.plot(places, hits, STYLES[name], label=name, markersize=4)
+        panel.set(title=log, ylim=(0, 100), xlabel="budget, GiB")
+        panel.set_xticks(places, [f"{cell['budget_bytes'] / GIB:.3g}" for cell in cells])
         panel.yaxis.set_major_formatter(PercentFormatter())
         panel.grid(alpha=0.3)
     for panel in panels[len(report) :]:
         panel.set_visible(False)
-    figure.supxlabel("budget, GiB")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(STYLES))
     figure.savefig(path, dpi=90)
     plt.close(figure)
