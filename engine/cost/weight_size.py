@@ -7,6 +7,7 @@ file is needed.
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 
 from engine.checkpoint.made_weights import MadeWeights, NoValues
@@ -22,6 +23,20 @@ def weight_bytes(config: ModelConfig, tp: TensorParallel = ALONE, *, mtp: bool =
     A tied output head counts once. With ``mtp`` the MTP layer counts too; it shares the embedding and the
     output head.
     """
+    try:
+        return _bytes_taken(config, tp, mtp=mtp)
+    except NotImplementedError:  # an operation without a meta kernel
+        register_meta_kernels()
+        return _bytes_taken(config, tp, mtp=mtp)
+
+
+def register_meta_kernels() -> None:
+    """Registers the meta kernels that torch has in Python. A process may have put off their import until
+    something in their module is used."""
+    assert callable(import_module("torch._meta_registrations").register_meta)
+
+
+def _bytes_taken(config: ModelConfig, tp: TensorParallel, *, mtp: bool) -> int:
     weights = MadeWeights(Path(), config, "meta", NoValues())
     build_model(config, weights, mtp=mtp, tp=tp)
     return weights.bytes_taken

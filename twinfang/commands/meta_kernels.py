@@ -1,7 +1,8 @@
 """Puts off the import of torch's meta kernels, which compute the shapes of tensors without data.
 
 ``import torch`` registers some thousand of them in Python, for compilers that trace programs. That is a fifth
-of torch's import, and no server traces or compiles a program with torch.
+of torch's import, and no server traces or compiles a program with torch. Sizes of weights are computed with
+the meta kernels that torch has in C++; ``engine/cost/weight_size.py`` registers the others if it needs one.
 """
 
 from __future__ import annotations
