@@ -8,12 +8,13 @@ import math
 import numpy as np
 
 from kernels.cpu.jit import cpu_jit
-from kernels.cpu.vector import aligned, lanes
-from kernels.ssm.selective_state_update_cpu import _advance, _finish, softplus
+from kernels.cpu.vector import aligned, lanes, load, multiply, multiply_add, splat, store
+from kernels.ssm.selective_state_update_cpu import softplus
+from kernels.ssm.state_rows import advance_rows
 
 _TILE_ROWS = 16  # of a head's state: 8 KB at N = 128, so that it stays in the first-level cache
 _TILE = np.int64(_TILE_ROWS)
-_NO_KEY = np.uint32(0)
+_NO_KEY = np.int64(0)
 """The key of stochastic rounding, which float32 states don't use."""
 
 
@@ -75,16 +76,17 @@ def _copy(source, source_offset, target, target_offset, length):
 
 
 @cpu_jit
-def _advance_tile(tile, width, decay, step, D, B, C, x, y, sums, tails):
-    """Advances a tile of a state in place by one position."""
+def _advance_tile(tile, width, decay, step, D, B, C, x, y, gains):
+    """Advances a tile of a state in place by one position. ``gains`` is scratch memory for one vector."""
     w = lanes()
     for p in range(0, _TILE, w):
         o = p * width
-        _advance(
-            tile, o, width, tile, o, width, tile, o, width, decay, step, x, p, B, 0, C, 0, sums, tails, w,
-            width, False, _NO_KEY, o,
+        store(gains, 0, multiply(splat(step), load(x, p)))
+        hC = advance_rows(
+            tile, o, width, tile, o, width, tile, o, width, decay, gains, B, 0, C, 0, width, width, False,
+            _NO_KEY, o,
         )  # fmt: skip
-        _finish(sums, tails, w, D, x, p, y, p)
+        store(y, p, multiply_add(splat(D), load(x, p), hC))
 
 
 @cpu_jit
@@ -109,8 +111,7 @@ def slots_tiled(x, dt, A, B, C, D, dt_bias, state, read_slots, write_slots, y):
     head_size = head_dim * width
     scales = np.empty((num_positions, 2), np.float32)
     scratch = aligned(_TILE * width)
-    sums, tails = aligned(lanes() * lanes()), aligned(lanes())
-    tails[:] = np.float32(0)
+    gains = aligned(lanes())
     for item in range(num_rows * num_heads):
         r, h = item // num_heads, item % num_heads
         g = h // heads_per_group
@@ -121,9 +122,7 @@ def slots_tiled(x, dt, A, B, C, D, dt_bias, state, read_slots, write_slots, y):
             for i in range(num_positions):
                 x_i, y_i = x[r, i, h, p : p + _TILE], y[r, i, h, p : p + _TILE]
                 decay, step = scales[i, 0], scales[i, 1]
-                _advance_tile(
-                    scratch, width, decay, step, D[h], B[r, i, g], C[r, i, g], x_i, y_i, sums, tails
-                )
+                _advance_tile(scratch, width, decay, step, D[h], B[r, i, g], C[r, i, g], x_i, y_i, gains)
                 o = (write_slots[r, i] * num_heads + h) * head_size + p * width
                 _copy(scratch, 0, state, o, _TILE * width)
 
@@ -134,8 +133,7 @@ def replay(x, dt, A, B, C, D, dt_bias, state, slots, x_in, B_in, scales_in, acce
     heads_per_group, width = num_heads // B.shape[2], B.shape[3]
     scales = np.empty((num_positions, 2), np.float32)
     scratch = aligned(_TILE * width)
-    sums, tails = aligned(lanes() * lanes()), aligned(lanes())
-    tails[:] = np.float32(0)
+    gains = aligned(lanes())
     for item in range(num_rows * num_heads):
         r, h = item // num_heads, item % num_heads
         g, slot = h // heads_per_group, slots[r]
@@ -153,9 +151,7 @@ def replay(x, dt, A, B, C, D, dt_bias, state, slots, x_in, B_in, scales_in, acce
             for i in range(num_positions):
                 x_i, y_i = x[r, i, h, p : p + _TILE], y[r, i, h, p : p + _TILE]
                 decay, step = scales[i, 0], scales[i, 1]
-                _advance_tile(
-                    scratch, width, decay, step, D[h], B[r, i, g], C[r, i, g], x_i, y_i, sums, tails
-                )
+                _advance_tile(scratch, width, decay, step, D[h], B[r, i, g], C[r, i, g], x_i, y_i, gains)
 
 
 @cpu_jit

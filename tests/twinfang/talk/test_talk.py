@@ -155,7 +155,7 @@ def test_ctrl_c_ends_an_answer_and_not_the_program(stacks):
         screen.wait_for("/help lists commands")
         for _ in range(2):
             screen.type("go on\n")
-            screen.wait_for(r"go on\r\n(.|\n){5}")
+            screen.wait_for(r"> go on\r\n(.|\n){5}")
             screen.type("\x03")
             screen.wait_for(r"\[ended\]|\[the answer was cut", key="\x03")
 
