@@ -49,8 +49,18 @@ def kill(pair: RunningPair, role: Role) -> None:
     processes: list[psutil.Process] = []
     _freeze(pair, role, processes)
     for process in processes:
+        _unpin(process)
         _signal(process, signal.SIGKILL)
     _wait(has_ended, processes, f"the {role} server has ended")
+
+
+def _unpin(process: psutil.Process) -> None:
+    """Lets the process end on any core. Pinned to a core on which another server's threads spin, a killed
+    process has waited for more than a minute to be run once more."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for thread in process.threads():
+            with contextlib.suppress(ProcessLookupError):
+                os.sched_setaffinity(thread.id, range(os.cpu_count() or 1))
 
 
 def _freeze(pair: RunningPair, role: Role, frozen: list[psutil.Process]) -> None:
