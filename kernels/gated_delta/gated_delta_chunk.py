@@ -290,12 +290,15 @@ def _scan_rows_kernel(
 def tile_request(dtype: torch.dtype, value_dim: int, key_dim: int) -> TileRequest:
     """Request narrow tiles: with 32 value heads of 128 channels, 128 programs scan one prompt in parallel."""
     exact, block_v = dtype == torch.float32, max(16, triton.next_power_of_2(value_dim))
+    few_warps = bool(key_dim % 8 or value_dim % 8)
     return TileRequest.of(
         "gated_delta_chunk",
         {
             "CHUNK": 16 if exact else CHUNK_TOKENS,
             "BLOCK_V": min(block_v, 32),
-            "num_warps": 8 if exact else 4,
+            # From four warps on, products are wgmma. For rows that are not loaded in 16-byte vectors, those of
+            # Triton 3.6 were wrong on an H200: the outputs of all warps but the first.
+            "num_warps": 2 if few_warps else 8 if exact else 4,
             "num_stages": 1 if exact else 2,
         },
         dtype=dtype,

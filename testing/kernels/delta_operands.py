@@ -37,5 +37,7 @@ def double(tensors):
 
 def transformers_operands(q, k, v, a, b, A, dt_bias):
     """Returns the arguments of transformers' functions for the same tokens, R rows of T: ``[R, T, …]``."""
+    heads_per_key_head = v.shape[-2] // k.shape[-2]
+    q, k = (t.repeat_interleave(heads_per_key_head, dim=-2) for t in (q, k))
     g = A * torch.nn.functional.softplus(a + dt_bias)
     return q, k, v, g, b.sigmoid()
