@@ -61,7 +61,7 @@ def _gated_norm_kernel(
     out_stride,
     num_groups,
     group_size,
-    eps,
+    EPS: tl.constexpr,  # as a number it would be a float32, too coarse for sums in float64
     GATE_FIRST: tl.constexpr,
     ACC: tl.constexpr,
     GROUPS: tl.constexpr,
@@ -78,7 +78,7 @@ def _gated_norm_kernel(
     gate = z / (1.0 + tl.exp(-z))
     if GATE_FIRST:
         y *= gate
-    inverse = 1.0 / tl.sqrt(tl.sum(y * y, axis=1) / group_size + eps)
+    inverse = 1.0 / tl.sqrt(tl.sum(y * y, axis=1) / group_size + EPS)
     out = y * inverse[:, None] * weight
     if not GATE_FIRST:
         out *= gate
@@ -104,7 +104,7 @@ def _launch(
         out.stride(0),
         num_groups,
         group_size,
-        eps,
+        EPS=eps,
         GATE_FIRST=gate_first,
         ACC=tl.float64 if y.dtype == torch.float64 else tl.float32,
         GROUPS=groups,

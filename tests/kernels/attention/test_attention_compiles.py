@@ -41,8 +41,8 @@ KERNELS = [
     ),
     (kv_cache._store_kv_kernel, {"BLOCK_H": 8, "BLOCK_D": 128}, {}),
     (rms_norm._rms_norm_kernel, {**NORM, "HAS_RESIDUAL": True, "BLOCK": 4096}, {}),
-    (gated_rms_norm._gated_norm_kernel, {**NORM, "GATE_FIRST": True, "GROUPS": 1, "BLOCK": 1024}, {}),
-    (gated_rms_norm._gated_norm_kernel, {**NORM, "GATE_FIRST": False, "GROUPS": 4, "BLOCK": 128}, {}),
+    (gated_rms_norm._gated_norm_kernel, {**NORM, "EPS": 1e-5, "GATE_FIRST": True, "GROUPS": 1, "BLOCK": 1024}, {}),
+    (gated_rms_norm._gated_norm_kernel, {**NORM, "EPS": 1e-5, "GATE_FIRST": False, "GROUPS": 4, "BLOCK": 128}, {}),
     (silu_gate._silu_gate_kernel, {**NORM, "BLOCK": 1024}, {}),
     (
         rotary._rotary_kernel,
