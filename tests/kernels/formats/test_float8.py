@@ -9,6 +9,10 @@ from kernels.gpu.triton_jit import tl, triton_jit
 from testing.kernels.compiled import output_of
 
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+"""Where Triton's kernels run: interpreted on a CPU."""
+
+
 @cpu_jit
 def _copy_vectors(source, target):
     for i in range(0, source.shape[0], lanes()):
@@ -36,19 +40,21 @@ def _widen_kernel(x_ptr, out_ptr, BLOCK: tl.constexpr):
 def narrowed(way, x):
     out = torch.zeros(len(x), dtype=torch.float8_e4m3fn)
     if way == "triton":
+        x, out = x.to(DEVICE), out.to(DEVICE)
         _narrow_kernel[(len(x) // 16,)](x, out.view(torch.uint8), 1.0, BLOCK=16)
     else:
         {"vectors": _copy_vectors, "numbers": _copy_numbers}[way](as_array(x), as_flat_array(out))
-    return out
+    return out.cpu()
 
 
 def widened(way, x):
     out = torch.zeros(len(x))
     if way == "triton":
+        x, out = x.to(DEVICE), out.to(DEVICE)
         _widen_kernel[(len(x) // 16,)](x.view(torch.uint8), out, BLOCK=16)
     else:
         {"vectors": _copy_vectors, "numbers": _copy_numbers}[way](as_flat_array(x), as_array(out))
-    return out
+    return out.cpu()
 
 
 def all_values():

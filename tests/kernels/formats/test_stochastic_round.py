@@ -15,6 +15,10 @@ from kernels.gpu.triton_jit import tl, triton_jit
 from testing.kernels.compiled import output_of
 
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+"""Where Triton's kernels run: interpreted on a CPU."""
+
+
 @cpu_jit
 def _round_vectors(x, out, is_stochastic, seed, head, position):
     key = cpu_rounding_key(seed, head, position)
@@ -41,13 +45,14 @@ def rounded_by(way, x, rounding, head, position, dtype=torch.bfloat16):
     out = torch.zeros(len(x), dtype=dtype)
     seed = rounding.layer_seed
     if way == "triton":
+        x, out = x.to(DEVICE), out.to(DEVICE)
         _round_kernel[(len(x) // 16,)](
             x, out, seed, head, position, BLOCK=16, STOCHASTIC=rounding.is_stochastic
         )
     else:
         kernel = {"vectors": _round_vectors, "numbers": _round_numbers}[way]
         kernel(as_array(x), as_flat_array(out), int(rounding.is_stochastic), seed, head, position)
-    return out
+    return out.cpu()
 
 
 def some_numbers():
