@@ -57,16 +57,17 @@ ROW = re.compile(r"\|\s*(\S+\.\.\S+)\s*\|\s*(.*?)\s*\|\s*(.*?)\s*\|")
 MAX_READS = 12
 
 
-def config_of(directory: Path, role: Role, device: str) -> EngineConfig:
+def config_of(directory: Path, role: Role, options: argparse.Namespace) -> EngineConfig:
     """Returns an engine's configuration. The prefill engine sanitizes: its tickets have digests."""
     return EngineConfig(
         directory,
         role,
         load_format="dummy",
-        device=device,
+        device=options.device,
+        batch_invariant=options.batch_invariant,
         max_num_seqs=PREFILL_ROWS if role == "prefill" else ROWS,
         cache_mode="none",
-        cache_memory_bytes=CACHE_BYTES if device == "cuda" else CPU_CACHE_BYTES,
+        cache_memory_bytes=CACHE_BYTES if options.device == "cuda" else CPU_CACHE_BYTES,
         sanitize=role == "prefill",
     )
 
@@ -138,6 +139,11 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", choices=list(TITLES), default="8b")
     parser.add_argument("--handoffs", type=int, default=1000)
     parser.add_argument(
+        "--batch-invariant",
+        action="store_true",
+        help="no row's bits depend on the batch: `different` is a fault",
+    )
+    parser.add_argument(
         "--seconds", type=float, default=300.0, help="in all; fewer handoffs if they are over"
     )
     parser.add_argument("--json", type=Path, help="figures, written anew as they come")
@@ -153,9 +159,9 @@ def main() -> None:
     until_s = time.monotonic() + options.seconds
     with tempfile.TemporaryDirectory(prefix="twinfang-handoffs-") as folder, ucx_log() as log:
         directory = write_configuration(options.model, Path(folder), max_model_len=MAX_MODEL_LEN)
-        there = PrefillProcess(config_of(directory, "prefill", options.device))
+        there = PrefillProcess(config_of(directory, "prefill", options))
         try:
-            reader = HandoffReader(config_of(directory, "decode", options.device), there)
+            reader = HandoffReader(config_of(directory, "decode", options), there)
             figures = measure(reader, options, until_s, log)
             reader.close()
         finally:
@@ -166,6 +172,8 @@ def main() -> None:
         raise SystemExit(
             f"{figures['num_wrong']} transfers were wrong, {figures['num_failed']} requests failed"
         )
+    if options.batch_invariant and figures["different"]:
+        raise SystemExit(f"{figures['different']} answers differ from those of one engine")
     if figures["handoffs"] < options.handoffs:
         parser().exit(
             UNFINISHED, f"{figures['handoffs']} of {options.handoffs} handoffs in {options.seconds:.0f} s\n"

@@ -58,7 +58,7 @@ def _correctness(figures: Path) -> list[Stage]:
             110,
             (*several, "-m", "not exhaustive", "tests/kernels"),
         ),
-        Stage("engine tests", "tests that need CUDA", 60, (*pytest, "-m", "gpu", "tests/engine")),
+        Stage("engine tests", "tests that need CUDA", 60, (*pytest, "-m", "gpu", "tests/engine/step")),
         *(_races(name, files, "racecheck") for name, files in RACE_TESTS.items()),
         *(_races(name, files, "memcheck") for name, files in RACE_TESTS.items()),
         Stage("further kernel tests", "rarer shapes", 200, (*several, "-m", "exhaustive", "tests/kernels")),

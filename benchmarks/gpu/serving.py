@@ -31,12 +31,12 @@ from benchmarks.steps.step_bytes import decode_bytes
 from engine.cost.step_size import StepSize
 from engine.models import read_config
 
-NEEDED = ("nixl", "grpc", "grpc_health", "fastapi", "uvicorn", "orjson", "prometheus_client")
+NEEDED = ("nixl", "grpc", "grpc_health", "fastapi", "uvicorn", "orjson", "opentelemetry", "prometheus_client")
 INPUT_LEN, OUTPUT_LEN = 512, 128
 FIRST_TOKEN_ID, LAST_TOKEN_ID = 5, 500
 MAX_MODEL_LEN = 2048
 KINDS = ("greedy", "temperature", "top-p")
-CACHE_GIB = {"cuda": 12.0, "cpu": 0.25}
+CACHE_GIB = {"cuda": 14.0, "cpu": 0.25}
 """Of each server: 64 rows' states are 6.5 GiB. Both servers and both copies of the weights fit 80 GB."""
 STOP_TIMEOUT_S = 30.0
 
