@@ -296,8 +296,8 @@ def tile_request(dtype: torch.dtype, value_dim: int, key_dim: int) -> TileReques
         {
             "CHUNK": 16 if exact else CHUNK_TOKENS,
             "BLOCK_V": min(block_v, 32),
-            # From four warps on, products are wgmma. For rows that are not loaded in 16-byte vectors, those of
-            # Triton 3.6 were wrong on an H200: the outputs of all warps but the first.
+            # From four warps on, products are wgmma. With Triton 3.6 on an H200 they were wrong for rows that
+            # are not loaded in 16-byte vectors: the outputs of all warps but the first.
             "num_warps": 2 if few_warps else 8 if exact else 4,
             "num_stages": 1 if exact else 2,
         },

@@ -51,8 +51,8 @@ TransferState = Literal["busy", "done", "failed"]
 Ranges = NDArray[np.uint64]
 """``[n, 3]``, one row per range: our address, the peer's address, bytes."""
 
-# Without NVLink, as between processes on one GPU, UCX would not read by CUDA IPC: it would have the lender copy
-# each block over TCP, a thousand times slower. UCX looks for the variable when an agent is made.
+# Without NVLink, as between processes on one GPU, UCX would not read by CUDA IPC: it would have the lender
+# copy each block over TCP, a thousand times slower. UCX looks for the variable when an agent is made.
 os.environ.setdefault("UCX_CUDA_IPC_ENABLE_GET_ZCOPY", "on")
 
 _STATES: dict[str, TransferState] = {"PROC": "busy", "DONE": "done", "ERR": "failed"}

@@ -24,6 +24,7 @@ decode = dict(paged_attention_decode.tile_request(dtype, 4, 80, 16, 4).default)
 del decode["PROGRAMS_PER_SM"]
 DOT = {"HEAD_DIM": 80, "BLOCK_SIZE": 16, "BLOCK_D": 128, "PRECISION": "tf32" if DTYPE == "bf16" else "ieee"}
 NORM = {"ACC": tl.float32}
+GATED = {**NORM, "EPS": 1e-5}
 SPLIT = {"MIN_SPLIT": 256}
 KERNELS = [
     (paged_attention_prefill._prefill_kernel, {**DOT, "HEADS_PER_KV": 4}, prefill),
@@ -41,8 +42,8 @@ KERNELS = [
     ),
     (kv_cache._store_kv_kernel, {"BLOCK_H": 8, "BLOCK_D": 128}, {}),
     (rms_norm._rms_norm_kernel, {**NORM, "HAS_RESIDUAL": True, "BLOCK": 4096}, {}),
-    (gated_rms_norm._gated_norm_kernel, {**NORM, "EPS": 1e-5, "GATE_FIRST": True, "GROUPS": 1, "BLOCK": 1024}, {}),
-    (gated_rms_norm._gated_norm_kernel, {**NORM, "EPS": 1e-5, "GATE_FIRST": False, "GROUPS": 4, "BLOCK": 128}, {}),
+    (gated_rms_norm._gated_norm_kernel, {**GATED, "GATE_FIRST": True, "GROUPS": 1, "BLOCK": 1024}, {}),
+    (gated_rms_norm._gated_norm_kernel, {**GATED, "GATE_FIRST": False, "GROUPS": 4, "BLOCK": 128}, {}),
     (silu_gate._silu_gate_kernel, {**NORM, "BLOCK": 1024}, {}),
     (
         rotary._rotary_kernel,

@@ -8,7 +8,6 @@ from kernels.formats.float8 import narrow, to_e4m3, widen
 from kernels.gpu.triton_jit import tl, triton_jit
 from testing.kernels.compiled import output_of
 
-
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 """Where Triton's kernels run: interpreted on a CPU."""
 
