@@ -221,7 +221,6 @@ def _launch(
         *state.stride()[:3], key_dim**-0.5, NORM_EPS, rounding.signed_seed, rounding.first_head, num_heads,
         value_dim, key_dim, HEADS_PER_KEY_HEAD=num_heads // num_key_heads, NUM_POSITIONS=num_positions,
         STOCHASTIC=rounding.is_stochastic, BLOCK_K=triton.next_power_of_2(key_dim), **tiles,
-        enable_fp_fusion=False,  # a position's bits must not depend on how many there are
     )  # fmt: skip
     return o
 
