@@ -31,8 +31,8 @@ def _without_cuda_ipc(transport: Transport, here: HostFacts, there: HostFacts) -
         yield Advice(
             False,
             text,
-            "look for cuda_ipc in the log of a server that was started with UCX_LOG_LEVEL=debug: it says why UCX "
-            "can't use it",
+            "look for cuda_ipc in the log of a server that was started with UCX_LOG_LEVEL=debug: it says why "
+            "UCX can't use it",
         )
 
 
@@ -44,7 +44,7 @@ def _hindrances(here: HostFacts, there: HostFacts) -> Iterator[tuple[str, str]]:
             yield f"UCX_TLS={tls} on {host.hostname} leaves it out", "add cuda to UCX_TLS, or unset it"
         if (reads := host.variable(READS_BY_IPC)) not in (None, "on", "y", "yes", "1"):
             yield (
-                f"{READS_BY_IPC}={reads} on {host.hostname} leaves it out for reads between GPUs without NVLink",
+                f"{READS_BY_IPC}={reads} on {host.hostname} leaves it out between GPUs without NVLink",
                 "unset it: servers then set it to on",
             )
     if here.pid_namespace != there.pid_namespace:
