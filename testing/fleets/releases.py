@@ -13,11 +13,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import httpx
-
 from testing.conditions import wait_until
+from testing.fleets import slowed
+from testing.fleets.fault_folder import FOLDER_VARIABLE, switched_on
 from testing.fleets.fleet import START_DEADLINE_S
-from testing.fleets.stack import STOP_DEADLINE_S
+from testing.fleets.router_view import uses_all_servers
+from testing.fleets.stack import FAULTS_FOLDER, STOP_DEADLINE_S
 from testing.protocol import last_release
 from testing.repository import ROOT
 from twinfang.flags.table import BUNDLED_MODEL
@@ -33,7 +34,7 @@ class Release:
     folder: Path = ROOT
 
 
-TODAY = Release("today")
+TODAY = Release("today", slowed.MODULE)
 LATER = Release("later", "testing.deploy.later_release")
 
 
@@ -76,10 +77,27 @@ class Processes:
         return f"http://{LOOPBACK}:{port}"
 
     def until_ready(self, url: str) -> None:
-        """Waits until a router is ready."""
-        name = url.removeprefix("http://")
-        wait_until(lambda: self._running[name].poll() is not None or _is_ok(url), url, START_DEADLINE_S)
-        assert self._running[name].poll() is None, self.log(name)
+        """Waits until a router is ready and uses all its servers.
+
+        The last release is unpacked anew for each run, so its servers compile the CPU kernels at their start:
+        they are ready long after those of today.
+        """
+        router = self._running[url.removeprefix("http://")]
+        wait_until(
+            lambda: router.poll() is not None or uses_all_servers(url),
+            f"the router at {url} uses all its servers",
+            START_DEADLINE_S,
+        )
+        assert router.poll() is None, self.log(url.removeprefix("http://"))
+
+    def slow_steps(self) -> contextlib.AbstractContextManager[None]:
+        """Makes today's decode servers rest for 100 ms before each step inside the block, so that their
+        answers keep running on any machine."""
+        return switched_on(self._faults, "slower-steps")
+
+    @property
+    def _faults(self) -> Path:
+        return self.folder / FAULTS_FOLDER
 
     def signal(self, address: str, number: signal.Signals) -> None:
         self._running[address].send_signal(number)
@@ -102,7 +120,7 @@ class Processes:
             self._running[address] = subprocess.Popen(
                 [sys.executable, "-m", release.program, *arguments],
                 cwd=release.folder,  # which comes first where Python looks for modules
-                env=os.environ | {"PYTHONPATH": str(release.folder)},
+                env=os.environ | {"PYTHONPATH": str(release.folder), FOLDER_VARIABLE: str(self._faults)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -115,14 +133,8 @@ class Processes:
 @contextlib.contextmanager
 def processes(folder: Path, *flags: str) -> Iterator[Processes]:
     running = Processes(folder, flags)
+    (folder / FAULTS_FOLDER).mkdir()
     try:
         yield running
     finally:
         running.end()
-
-
-def _is_ok(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/readyz").status_code == 200
-    except httpx.HTTPError:
-        return False
