@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,17 +40,31 @@ LATER = Release("later", "testing.deploy.later_release")
 
 
 def last(folder: Path) -> Release:
-    """Unpacks the last release into ``folder``. Raises :class:`LookupError` if the repository lacks its
-    commit, as a shallow clone does."""
+    """Unpacks the last release below ``folder``, unless an earlier run has done so. If ``folder`` stays, so
+    do the CPU kernels that the release compiles when it first starts.
+
+    Raises :class:`LookupError` if the repository lacks its commit, as a shallow clone does.
+    """
     facts = last_release()
-    packed = subprocess.run(
-        ["git", "-C", str(ROOT), "archive", facts["commit"]], capture_output=True, check=False
-    )
+    place = folder / facts["commit"]
+    if not place.exists():
+        _unpack(facts["commit"], place)
+    return Release(facts["release"], folder=place)
+
+
+def _unpack(commit: str, place: Path) -> None:
+    packed = subprocess.run(["git", "-C", str(ROOT), "archive", commit], capture_output=True, check=False)
     if packed.returncode:
         raise LookupError(packed.stderr.decode())
-    with tarfile.open(fileobj=io.BytesIO(packed.stdout)) as archive:
-        archive.extractall(folder, filter="data")
-    return Release(facts["release"], folder=folder)
+    with tempfile.TemporaryDirectory(dir=place.parent) as folder:
+        unpacked = Path(folder) / "release"
+        with tarfile.open(fileobj=io.BytesIO(packed.stdout)) as archive:
+            archive.extractall(unpacked, filter="data")
+        try:
+            unpacked.replace(place)
+        except OSError:
+            if not place.exists():  # no other process was faster
+                raise
 
 
 @dataclass
@@ -79,8 +94,8 @@ class Processes:
     def until_ready(self, url: str) -> None:
         """Waits until a router is ready and uses all its servers.
 
-        The last release is unpacked anew for each run, so its servers compile the CPU kernels at their start:
-        they are ready long after those of today.
+        The last release compiles the CPU kernels when it first starts. Then its servers are ready long after
+        those of today.
         """
         router = self._running[url.removeprefix("http://")]
         wait_until(

@@ -49,7 +49,7 @@ def servers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     other = LATER
     if request.param == "last":
         try:
-            other = last(tmp_path_factory.mktemp("last"))
+            other = last(request.config.cache.mkdir("releases"))
         except LookupError as error:
             pytest.skip(f"the last release's commit is not in this clone: {error}")
     with processes(tmp_path_factory.mktemp("logs"), *FLAGS) as running:
