@@ -11,7 +11,15 @@ from dataclasses import dataclass
 import pytest
 
 from testing.fleets.moving import TIMEOUT_S, stream, until_begun
-from testing.fleets.releases import LATER, TODAY, Processes, Release, last, processes
+from testing.fleets.releases import (
+    FIRST_START_DEADLINE_S,
+    LATER,
+    TODAY,
+    Processes,
+    Release,
+    last,
+    processes,
+)
 
 pytestmark = pytest.mark.in_clear  # its processes start without a stack
 
@@ -44,7 +52,10 @@ def pair(running: Processes, releases: tuple[Release, Release]) -> Pair:
     )
 
 
-@pytest.fixture(scope="module", params=["later", pytest.param("last", marks=pytest.mark.exhaustive)])
+LAST = pytest.param("last", marks=[pytest.mark.exhaustive, pytest.mark.timeout(2 * FIRST_START_DEADLINE_S)])
+
+
+@pytest.fixture(scope="module", params=["later", LAST])
 def servers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     other = LATER
     if request.param == "last":
