@@ -30,6 +30,7 @@ from benchmarks.json_file import write_json
 from benchmarks.serving.load import LoadError
 from benchmarks.side_by_side.contenders.line_up import Contender, chosen, versions
 from benchmarks.side_by_side.figures import medians
+from benchmarks.side_by_side.limits import measured_limits
 from benchmarks.side_by_side.loads import LOADS, PLAIN
 from benchmarks.side_by_side.measurement import answer, measure
 from benchmarks.side_by_side.models import MODELS
@@ -41,6 +42,7 @@ from benchmarks.side_by_side.publication import publish
 from benchmarks.side_by_side.tables import (
     answers_line,
     changes_table,
+    limits_table,
     long_table,
     pairs_table,
     summary_line,
@@ -161,7 +163,7 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
     directories = {name: MODELS[name].directory(options.folder) for name in options.models}
     bench = Bench(options, contenders, directories, before, progress)
     bench.run(plan)
-    return bench.report()
+    return bench.report() | measured_limits(directories, len(cores))
 
 
 def key_of(options: argparse.Namespace, num_cores: int) -> dict[str, Any]:
@@ -189,7 +191,7 @@ def main() -> int:
             raise SystemExit(str(error)) from None
     else:
         report = json.loads(options.source.read_text(encoding="utf-8"))
-    tables = (long_table(report), changes_table(report), pairs_table(report))
+    tables = (long_table(report), limits_table(report), changes_table(report), pairs_table(report))
     print("\n" + "\n\n".join(filter(None, [*tables, *verdicts(report), answers_line(report)])))
     if options.plot:
         plot(report, options.plot)

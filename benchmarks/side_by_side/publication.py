@@ -15,6 +15,7 @@ from benchmarks.side_by_side.plot import plot
 from benchmarks.side_by_side.tables import (
     changes_table,
     how_measured,
+    limits_table,
     long_table,
     pairs_table,
     short_table,
@@ -67,7 +68,8 @@ def short_section(report: dict[str, Any]) -> str:
 
 def long_section(report: dict[str, Any]) -> str:
     """Returns what docs/serving.md says."""
-    tables = [table for table in (long_table(report), changes_table(report), pairs_table(report)) if table]
+    make = (long_table, limits_table, changes_table, pairs_table)
+    tables = [table for one in make if (table := one(report))]
     picture = "![Output tokens/s, TTFT and TPOT of all contenders](serving.png)"
     return "\n\n".join([*verdicts(report), *tables, how_measured(report), picture])
 

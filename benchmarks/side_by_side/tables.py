@@ -161,6 +161,22 @@ def changes_table(report: Report) -> str:
     return markdown(["output tokens/s", "model", "", *titles.values()], lines)
 
 
+def limits_table(report: Report) -> str:
+    """Returns what the machine allows, and how much of it each contender reaches; empty if not measured."""
+    titles = {name: about["title"] for name, about in report["arrangements"].items() if name in SHORT_COLUMNS}
+    rows = rows_of(report)
+    lines = []
+    for limit in report.get("limits", ()):
+        place = limit["model"], limit["load"], limit["at"]
+        most = limit["output_tokens_per_s"]
+        found = [rows.get(place, {}).get(name, {}).get("output_tokens_per_s") for name in titles]
+        shares = ["–" if one is None else f"{one['median'] / most:.0%}" for one in found]
+        times = [f"{limit[name] * 1e3:.3g} ms" for name in ("prompt_s", "step_s")]
+        lines.append([*where(report, *place), *times, f"{most:,.0f}", *shares])
+    head = ["model", "load", "", "a prompt", "a decode step", "limit, output tokens/s", *titles.values()]
+    return markdown(head, lines)
+
+
 # --- sentences ------------------------------------------------------------------------------------
 
 

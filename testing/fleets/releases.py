@@ -22,7 +22,7 @@ from testing.fleets.stack import FAULTS_FOLDER, STOP_DEADLINE_S
 from testing.protocol import last_release
 from testing.repository import ROOT
 from twinfang.flags.table import BUNDLED_MODEL
-from twinfang.stack.ports import LOOPBACK, free_ports
+from twinfang.stack.ports import LOOPBACK, free_ports, ports_held
 
 FIRST_START_DEADLINE_S = 600.0
 """The last release compiles its CPU kernels when it first starts. On a busy machine its servers are ready
@@ -78,20 +78,22 @@ class Processes:
     flags: tuple[str, ...] = ()
     """Flags of all servers."""
     _running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    _ports: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    """Holds the ports of all processes, so that no other test takes one before they listen."""
 
     def server(self, release: Release, role: str) -> str:
         """Starts a server and returns its address."""
-        port, metrics = map(str, free_ports(2))
+        port, metrics = self._held_ports(2)
         ports = ("--port", port, "--metrics-port", metrics)
         self._start(release, f"{LOOPBACK}:{port}", role, "--model", str(BUNDLED_MODEL), *ports, *self.flags)
         return f"{LOOPBACK}:{port}"
 
     def router(self, release: Release, prefill: list[str], decode: list[str]) -> str:
         """Starts a router of these servers and returns its URL."""
-        (port,) = free_ports(1)
+        (port,) = self._held_ports(1)
         servers = [one for address in prefill for one in ("--prefill", address)]
         servers += [one for address in decode for one in ("--decode", address)]
-        self._start(release, f"{LOOPBACK}:{port}", "router", "--port", str(port), *servers)
+        self._start(release, f"{LOOPBACK}:{port}", "router", "--port", port, *servers)
         return f"http://{LOOPBACK}:{port}"
 
     def until_ready(self, url: str) -> None:
@@ -120,6 +122,7 @@ class Processes:
         return self._log(address).read_text(encoding="utf-8")
 
     def end(self) -> None:
+        self._ports.close()
         for process in self._running.values():
             process.terminate()
         for process in self._running.values():
@@ -128,6 +131,11 @@ class Processes:
             except subprocess.TimeoutExpired:
                 process.kill()
                 raise
+
+    def _held_ports(self, count: int) -> list[str]:
+        ports = [str(port) for port in free_ports(count)]
+        self._ports.enter_context(ports_held(f"{LOOPBACK}:{port}" for port in ports))
+        return ports
 
     def _start(self, release: Release, address: str, *arguments: str) -> None:
         with self._log(address).open("ab") as log:

@@ -13,6 +13,7 @@ from benchmarks.side_by_side import publication
 from benchmarks.side_by_side.contenders.generate_server import Job, gather
 from benchmarks.side_by_side.contenders.gguf import converter_config
 from benchmarks.side_by_side.figures import BETTER, EQUAL, UNDECIDED, WORSE, Comparison, compare, medians
+from benchmarks.side_by_side.limits import LIMITED, limit
 from benchmarks.side_by_side.loads import DRAFTS, EVERYBODY, LOADS, seed_of
 from benchmarks.side_by_side.models import MODELS
 from benchmarks.side_by_side.options import parse
@@ -21,11 +22,14 @@ from benchmarks.side_by_side.progress import BusyError, Progress, only_run_in
 from benchmarks.side_by_side.tables import (
     answers_line,
     changes_table,
+    limits_table,
     long_table,
     pairs_table,
     short_table,
     verdicts,
 )
+from engine.cost.step_size import StepSize
+from engine.models import read_config
 
 EVERYTHING = (list(MODELS), list(EVERYBODY), list(LOADS))
 
@@ -372,3 +376,38 @@ def test_llama_cpps_converter_gets_a_pattern_and_no_experts():
     }  # fmt: skip
     with pytest.raises(KeyError, match="moe"):
         converter_config({"layers_block_type": ["moe"]})
+
+
+# --- limits ---------------------------------------------------------------------------------------
+
+
+class Rates:
+    """A machine with 10 FLOP/s that reads 10 and copies 5 bytes/s, whatever their number."""
+
+    def flops_per_s(self):
+        return 10.0
+
+    def bytes_per_s(self, kind, bytes_moved, sets):
+        return {"read": 10.0, "copy": 5.0}[kind]
+
+
+@pytest.mark.parametrize("at", [1, 8, 32])
+def test_a_limit_is_one_wave_of_prompts_and_steps(at, tmp_path):
+    size = StepSize.of(read_config(MODELS["2m"].directory(tmp_path), device="cpu"))
+    load = LOADS["short"]
+    found = limit("2m", size, load, at, Rates())
+    least = (size.body + size.head) / 10 + at * 2 * size.slot_bytes / 5
+    assert found.step_s > least
+    assert found.prompt_s * 10 > load.input_len * size.token_flops
+    wave_s = at * found.prompt_s + load.output_len * found.step_s
+    assert found.output_tokens_per_s == pytest.approx(at * load.output_len / wave_s)
+
+
+def test_the_table_of_limits_says_how_much_of_them_is_reached(report):
+    assert limits_table(report) == ""
+    report["limits"] = [
+        {"model": "2m", "load": LIMITED[0], "at": 32, "prompt_s": 0.007, "step_s": 0.002}
+        | {"output_tokens_per_s": 1000.0}
+    ]
+    last = limits_table(report).splitlines()[-1]
+    assert last.endswith("| 7 ms | 2 ms | 1,000 | 30% | – | 10% | – |")
