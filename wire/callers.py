@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import inspect
 import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
@@ -38,9 +39,9 @@ MAY_CALL: dict[str, tuple[PeerRole, ...]] = {
     TRANSFER_SERVICE: ("server",),
     SERVER_SERVICE: ("router", "operator"),
 }
-"""Any role may ask the health service. NIXL's metadata, addresses of memory and the progress of prompts are
-in replies of the transfer service; tickets are in those of the prefill service and in requests to the decode
-service."""
+"""Any certificate of the authority may ask the health service, whatever its names: it only says whether a
+server serves. NIXL's metadata, addresses of memory and the progress of prompts are in replies of the transfer
+service; tickets are in those of the prefill service and in requests to the decode service."""
 
 MAX_CERTIFICATES = 1000
 """Most certificates and connections that are remembered."""
@@ -194,12 +195,18 @@ class _Guarded(functools.partial[Any]):
         lines.write(
             logging.WARNING, f"refused call from {host}", "a call from %s is refused: %s", peer, problem
         )
-        return _refused(context, problem)
+        refuse = _refused_stream if inspect.isasyncgenfunction(self.func) else _refused
+        return refuse(context, problem)
 
 
-def _refused(context: Any, problem: str) -> Coroutine[Any, Any, None]:
-    done: Coroutine[Any, Any, None] = context.abort(grpc.StatusCode.PERMISSION_DENIED, problem)
-    return done
+async def _refused(context: Any, problem: str) -> None:
+    await context.abort(grpc.StatusCode.PERMISSION_DENIED, problem)
+
+
+async def _refused_stream(context: Any, problem: str) -> AsyncGenerator[Any, None]:
+    """What gRPC wants of a method with a stream of replies."""
+    await _refused(context, problem)
+    yield  # never reached, but it makes this a generator
 
 
 class _Connections:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from router.serving.answer import Answer
-from wire.errors import TwinfangError
+from wire.errors import DeadlineError, TwinfangError
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +40,10 @@ def usage_of(num_prompt_tokens: int, answers: Sequence[Answer], cached_tokens: i
 
 def billed_tokens(usage: Usage, error: BaseException | None) -> int:
     """Return what a request has cost its key. A request that fails before its first token costs nothing; one
-    that its client gives up costs what was generated, and its prompt."""
+    that its client gives up, or that had too little time, costs what was generated, and its prompt. Clients
+    choose deadlines: prompts that servers computed in vain would be free otherwise."""
     is_refused = isinstance(error, TwinfangError) and error.http_status < 500
-    has_failed = isinstance(error, Exception) and not is_refused
+    has_failed = isinstance(error, Exception) and not is_refused and not isinstance(error, DeadlineError)
     if has_failed and not usage.num_answer_tokens:
         return 0
     return usage.num_prompt_tokens + usage.num_answer_tokens

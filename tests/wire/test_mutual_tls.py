@@ -95,6 +95,16 @@ async def test_a_router_may_prefill_and_may_not_touch_leases(files, caplog):
     assert "is refused: twinfang.Transfer is for server" in line
 
 
+async def test_a_stream_is_refused_as_clearly_as_a_call(files):
+    async with serving(files[0]) as server:
+        stranger = Identity(files[0], "server")
+        async with TlsChannels(stranger)(f"127.0.0.1:{server.port}") as channel:
+            stream = channel.stream_stream(f"/{PREFILL_SERVICE}/Stream")(iter([b"a"]))
+            with pytest.raises(grpc.aio.AioRpcError, match=r"twinfang.Prefill is for router") as refused:
+                await asyncio.wait_for(stream.read(), PROMPT_S)
+    assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
+
+
 REFUSED = {
     "another authority": ({"of": OTHER}, "refuses this process's certificate, which is for"),
     "expired": ({"expires": PAST}, "this process's certificate has expired"),
