@@ -1,7 +1,7 @@
 """The directory of a server's segments. Only the server's user can read it: files hold people's prompts.
 
-Each server locks a folder of its own, whose name says which model and layout it is for. The lock ends with the
-process, so a server that starts again finds what it has left.
+Each server locks a folder of its own, whose name says which model and layout it is for. The lock ends with
+the process, so a server that starts again finds what it has left.
 """
 
 from __future__ import annotations

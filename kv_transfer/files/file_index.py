@@ -1,6 +1,6 @@
 """Which blocks and states the segments hold. Pure.
 
-A block is in the index only with all blocks before it: when one is dropped, all that follow it are dropped too.
+A block is in the index only with all blocks before it: with a block, all that follow it are dropped.
 The thread that moves bytes changes the index; other threads may ask whether a key is there.
 """
 

@@ -4,8 +4,8 @@
     record:   prefix | body | pages of blocks | pages of the state
 
 A record holds a start's state and those blocks before it that files lacked. Its header is written after its
-pages: a record whose writer died has zeros there, and is the end of its segment. The body is sealed like a page,
-since keys are digests of people's prompts.
+pages: a record whose writer died has zeros there, and is the end of its segment. The body is sealed like a
+page, since keys are digests of people's prompts.
 """
 
 from __future__ import annotations
