@@ -34,7 +34,7 @@ from twinfang.flags.table import BUNDLED_MODEL
 from wire.messages.sampling_params import SamplingParams
 
 LENGTHS, NUM_SESSIONS = (256, 512, 1024, 2048), 8
-NUM_PAIRS, STEPS_EACH, NUM_ROWS = 10, 200, 8
+NUM_PAIRS, STEPS_EACH, NUM_ROWS = 10, 80, 8
 WRITE_PAGES = 64
 FIRST_TOKEN_ID, LAST_TOKEN_ID = 5, 900
 
