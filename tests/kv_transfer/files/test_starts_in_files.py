@@ -3,14 +3,19 @@
 import os
 import resource
 import shutil
+import signal
 import stat
 import subprocess
 import sys
 import threading
+from itertools import count
+from multiprocessing import get_context
 
 import pytest
 
 from engine.files.tier_settings import FileCache
+from testing.checkpoints.families import make_family_checkpoint
+from testing.conditions import wait_until
 from testing.kv_transfer.filing import BLOCK, answers, conversations, filing, num_cached
 from wire.errors import ConfigError
 
@@ -72,6 +77,14 @@ def test_tokens_with_every_mode_format_and_drafts(bundled_model, tmp_path, mode,
     check_restart(bundled_model, files, conversations(6, 3, seed=k), **more)
 
 
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("model", ["llama", "mamba-2", "qwen3-next", "falcon-h1"])
+def test_models_of_other_families_and_those_with_kv_or_states_alone(tmp_path, model):
+    model_dir = make_family_checkpoint(tmp_path / "model", model, seed=3)
+    more = {"cached_states": None} if model == "llama" else {}
+    check_restart(model_dir, settings(tmp_path / "files"), conversations(8, 2, seed=9), **more)
+
+
 def test_an_encrypted_file_shows_no_keys_and_other_keys_find_nothing(bundled_model, tmp_path):
     prompts = conversations(8, 1, seed=2)
     key_file = tmp_path / "key"
@@ -127,6 +140,18 @@ def test_a_request_waits_no_longer_than_its_time_for_files_that_do_not_come(bund
         assert again.figures.read == 1
         found = again.run(prompts[:1])
         assert num_cached(found) > 0
+
+
+def size_of(directory):
+    return sum(path.stat().st_size for path in segments(directory))
+
+
+def fill_forever(model_dir, files):
+    """Run other prompts after other prompts, in a process of its own."""
+    with filing(model_dir, files) as one:
+        for seed in count():
+            one.run(conversations(8, 1, seed=seed))
+            one.settle()
 
 
 def damage(path, place, kind):
@@ -195,6 +220,29 @@ def test_damage_in_every_64_kb_is_a_miss(bundled_model, tmp_path, filled, kind):
         figures = check_damaged(bundled_model, copy, prompts, expected)
         assert failed_by(figures) <= {"damaged", "torn", "foreign", "gone"}
         shutil.rmtree(copy)
+
+
+@pytest.mark.exhaustive
+def test_a_server_that_is_killed_while_it_writes_leaves_nothing_wrong(bundled_model, tmp_path):
+    """It is killed twice, when the files have grown. A record that it was writing is torn."""
+    files = settings(tmp_path)
+    with filing(bundled_model, None, cache_mode="none") as plain:
+        expected = [answers(plain.run(conversations(8, 1, seed=seed))) for seed in range(3)]
+    num_bytes = 0
+    for _ in range(2):
+        process = get_context("spawn").Process(target=fill_forever, args=(bundled_model, files))
+        process.start()
+        wait_until(lambda least=num_bytes: size_of(tmp_path) > least + 1_500_000, "it writes", 60)
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        num_bytes = size_of(tmp_path)
+    with filing(bundled_model, files) as again:
+        assert failed_by(again.figures) <= {"torn"}
+        for seed in range(3):
+            found = again.run(conversations(8, 1, seed=seed))
+            assert answers(found) == expected[seed]
+            assert num_cached(found) > 0
+        assert failed_by(again.figures) <= {"torn"}
 
 
 def test_files_of_another_model_are_foreign(bundled_model, tmp_path, filled):
