@@ -1,13 +1,12 @@
 """How pages and headers are sealed, so that other bytes than were written are noticed.
 
-Without a key the check is a BLAKE2b digest. With a key the bytes are encrypted by AES-256-GCM, and the check
-is its tag. Both bind the bytes to their place: the segment, the record and the page.
+With a key the bytes are encrypted by AES-256-GCM, and the check is its tag. Without one the tag is made in
+the same way, but the bytes stay as they are. Both bind the bytes to their place: segment, record and page.
 """
 
 from __future__ import annotations
 
 import hashlib
-import hmac
 import struct
 from pathlib import Path
 from typing import Protocol
@@ -38,18 +37,21 @@ class Seal(Protocol):
         """Returns the bytes that were sealed; None: these are others."""
 
 
-class Digest:
-    """Seals by a digest alone."""
+class Checksum:
+    """Seals by the tag of AES-GCM alone (GMAC). The key is no secret: it is the segment's id."""
 
     def __init__(self, segment: bytes) -> None:
-        self._segment = segment
+        self._cipher = AESGCM(segment)
 
     def close(self, record: int, page: int, data: Bytes) -> tuple[Bytes, bytes]:
-        key = self._segment + _PLACE.pack(record, page)
-        return data, hashlib.blake2b(data, digest_size=CHECK_BYTES, key=key).digest()
+        return data, self._cipher.encrypt(_PLACE.pack(record, page), b"", data)
 
     def open(self, record: int, page: int, data: Bytes, check: bytes) -> Bytes | None:
-        return data if hmac.compare_digest(self.close(record, page, data)[1], check) else None
+        try:
+            self._cipher.decrypt(_PLACE.pack(record, page), check, data)
+        except InvalidTag:
+            return None
+        return data
 
 
 class Cipher:
@@ -105,4 +107,4 @@ class Sealer:
 
     def of(self, segment: bytes) -> Seal:
         """Returns the seal of the segment with this id."""
-        return Digest(segment) if self._key is None else Cipher(self._key, segment)
+        return Checksum(segment) if self._key is None else Cipher(self._key, segment)
