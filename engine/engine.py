@@ -15,6 +15,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.engine_parts import EngineParts
+from engine.files.start_files import StartFiles
 from engine.grammar.following import Following
 from engine.group.lockstep import Alone, Lockstep
 from engine.landing import divide, previous_tokens
@@ -50,12 +51,13 @@ class Engine:
         *,
         lockstep: Lockstep | None = None,
         start_up: StartUp | None = None,
+        files: StartFiles | None = None,
     ) -> None:
         self.start_up = start_up or StartUp()
         self.config = config
         self.tp = tp
         self._lockstep = lockstep or Alone()
-        parts = EngineParts.make(config, tp, self.start_up)
+        parts = EngineParts.make(config, tp, self.start_up, files)
         self.device = parts.device
         self.model = parts.model
         self.fingerprint = parts.fingerprint
@@ -80,7 +82,7 @@ class Engine:
 
     def _start_counting(self) -> None:
         self._stats = EngineStats(self.config.num_positions - 1)
-        self.measures = Measures(self.scheduler.owned.cache.tier.figures)
+        self.measures = Measures(*self.scheduler.owned.tier_figures)
 
     def _get_ready(self) -> None:
         """Compiles the kernels and captures the graphs that steps run, so that no client's request waits for
@@ -289,6 +291,7 @@ class Engine:
             landed.kept,
             self._to_give_up(plan),
             did_nothing=did_nothing,
+            wait_s=self.scheduler.owned.files.wait_s,
         )
 
     @torch.inference_mode()
@@ -309,7 +312,7 @@ class Engine:
             self._admitted(request)
             if request.row >= 0:
                 self._runner.begin(request)
-        self._store.restore(plan.swap_in, plan.host_copies.promoted)
+        self._store.restore(plan.swap_in, plan.host_copies.promoted, plan.file_jobs)
 
     def _admitted(self, request: Request) -> None:
         measured = request.measured

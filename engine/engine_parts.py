@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -12,6 +13,9 @@ from engine.checkpoint.model_config import ModelConfig
 from engine.config import EngineConfig
 from engine.cost.step_memory import StepMemory
 from engine.cost.step_size import StepSize
+from engine.files.file_tier import FileTier
+from engine.files.prompt_pace import PromptPace
+from engine.files.start_files import NoFiles, StartFiles, StartForm
 from engine.grammar.grammars import Grammars
 from engine.grammar.source import GrammarSource, RemoteGrammars
 from engine.memory.caches import Caches, CacheSpec
@@ -57,8 +61,11 @@ class EngineParts:
     runner: StepRunner
 
     @classmethod
-    def make(cls, config: EngineConfig, tp: TensorParallel, start_up: StartUp) -> EngineParts:
-        """Reads the weights and allocates the pools; ``start_up`` is told when each stage ends.
+    def make(
+        cls, config: EngineConfig, tp: TensorParallel, start_up: StartUp, files: StartFiles | None = None
+    ) -> EngineParts:
+        """Reads the weights and allocates the pools; ``start_up`` is told when each stage ends. ``files`` lie
+        behind host memory; None: there are none.
 
         Raises :class:`wire.errors.ModelLoadError` if the checkpoint can't be loaded,
         :class:`wire.errors.ConfigError` if it does not allow the configuration, and
@@ -91,12 +98,18 @@ class EngineParts:
             vocab_size, eos_token_ids = model_config.vocab_size, model_config.eos_token_ids
             grammars = Grammars(config.model_dir, vocab_size, eos_token_ids)
         tier = _make_tier(config, model_config, capacity, device)
-        scheduler = _make_scheduler(config, model_config, demand.spec, capacity, digest, device, tier)
+        files = files or NoFiles()
+        file_tier = _make_file_tier(config, model_config, files, tier, device)
+        scheduler = _make_scheduler(
+            config, model_config, demand.spec, capacity, digest, device, tier, file_tier
+        )
+        if config.file_cache is not None:
+            files.open(_start_form(caches, tier.memory, digest))
         rows = RowTable(config.max_num_seqs, capacity.table_columns, config.num_positions)
         checks: Checks = Sanitizer(caches, scheduler, rows, tp) if config.sanitize else NoChecks()
         runner = StepRunner(config, model, caches, rows, capacity, checks)
         start_up.ended("pools")
-        store = HostStore(caches, tier.memory)
+        store = HostStore(caches, tier.memory, files)
         return cls(device, model, digest, grammars, capacity, caches, scheduler, store, checks, runner)
 
 
@@ -137,6 +150,7 @@ def _make_scheduler(
     fingerprint: str,
     device: torch.device,
     tier: HostTier,
+    files: FileTier,
 ) -> Scheduler:
     cuts = config.exact_cuts(spec)
     unit = config.block_size if cuts is None else cuts.unit(config.block_size)
@@ -154,6 +168,7 @@ def _make_scheduler(
         joined_prompt_tokens=config.joined_prompt_tokens(device),
         policy=policy,
         tier=tier,
+        files=files,
     )
 
 
@@ -192,3 +207,24 @@ def _make_tier(
     flops_per_byte = CPU_FLOPS_PER_BYTE if device.type == "cpu" else GPU_FLOPS_PER_BYTE
     pays = partial(_start_sizes(config, model).is_worth_copying, flops_per_byte=flops_per_byte)
     return HostTier(memory, pays=pays)
+
+
+def _make_file_tier(
+    config: EngineConfig, model: ModelConfig, files: StartFiles, host: HostTier, device: torch.device
+) -> FileTier:
+    """Makes what decides about cached prefixes in files."""
+    pace = PromptPace(_start_sizes(config, model), files.figures, device.type)
+    wait_s = 0.0 if config.file_cache is None else config.file_cache.wait_s
+    return FileTier(host, files, compute_s=pace.seconds, wait_s=wait_s)
+
+
+def _start_form(caches: Caches, memory: HostMemory, fingerprint: str) -> StartForm:
+    """Returns what has to be equal for a start in a file to be of use to this server."""
+    layouts = (
+        caches.spec.kv_layout(1, caches.block_size),
+        caches.spec.state_layout(1),
+        caches.block_size,
+        caches.device.type,
+    )
+    digest = hashlib.sha256(repr(layouts).encode()).hexdigest()
+    return StartForm(fingerprint, digest, memory.page_bytes, caches.spec.slot_bytes, memory.has_kv)

@@ -11,6 +11,7 @@ from typing import TypeVar
 from engine.config import EngineConfig
 from engine.device_faults import start_faults
 from engine.engine import Engine
+from engine.files.start_files import NoFiles, StartFiles
 from engine.group.lockstep import GroupLockstep, LeadLockstep
 from engine.group.mesh import Listener
 from engine.loop import EngineLoop
@@ -46,8 +47,9 @@ class EngineHost:
         rank_main: RankMain = work,
         reports: tuple[type, ...] = (),
         start_up: StartUp | None = None,
+        files: StartFiles | None = None,
     ) -> None:
-        """Starts the other ranks, if there are any, and makes the engine.
+        """Starts the other ranks, if there are any, and makes the engine. ``files`` keep cached prefixes.
 
         ``on_leaving`` is called, on another thread, with the name of a rank that is about to stop: a
         data-parallel rank, or a rank of this server on another host. The other ranks can't compute without
@@ -56,6 +58,7 @@ class EngineHost:
         self.ranks: RankProcesses | None = None
         """The other tensor-parallel ranks, if there are any; they run ``rank_main``."""
         self._membership = Membership()
+        self._files = files or NoFiles()
         if config.num_expert_ranks > 1:
             check_model(config)
         if config.tensor_parallel > 1:
@@ -107,7 +110,7 @@ class EngineHost:
     def _make_engine(self, config: EngineConfig, start_up: StartUp | None) -> Engine | LeadEngine:
         tp, group = self._membership.tp, self._group
         if self.ranks is None:
-            return Engine(config, tp, lockstep=group, start_up=start_up)
+            return Engine(config, tp, lockstep=group, start_up=start_up, files=self._files)
         lockstep = None if group is None else LeadLockstep(group, self.ranks.tell)
         engine = Engine(config, tp, lockstep=lockstep, start_up=start_up)
         if self._membership.mesh is not None and group is None:
@@ -115,6 +118,7 @@ class EngineHost:
         return LeadEngine(engine, self.ranks.tell)
 
     def start(self) -> None:
+        self._files.start(lambda: self._loop.post(lambda: None))
         self._loop.start()
 
     async def leave_group(self, timeout_s: float) -> None:
@@ -128,6 +132,7 @@ class EngineHost:
 
     def stop(self) -> None:
         self._loop.stop()
+        self._files.close()
         self.engine.grammars.close()
         self._membership.say_goodbye()
         if self.ranks is not None:

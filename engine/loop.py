@@ -83,11 +83,11 @@ class EngineLoop:
         try:
             use_device(self._engine.device)
             lower_priority(self._engine.config.niceness)
-            idle = True
-            while self._handle_events(wait=idle):
+            idle, wait_s = True, None
+            while self._handle_events(wait=idle, wait_s=wait_s):
                 self._turn_began_s = time.monotonic()
                 result = self._engine.step()
-                idle = result.did_nothing
+                idle, wait_s = result.did_nothing, result.wait_s
                 if not idle or result.to_give_up:
                     self._on_step(result)
         except GroupLostError as error:  # not a bug; the thread that noticed the loss has logged it
@@ -97,13 +97,16 @@ class EngineLoop:
         finally:
             self._turn_began_s = None
 
-    def _handle_events(self, *, wait: bool) -> bool:
-        """Runs all queued events; with ``wait``, waits for at least one. Returns False after :meth:`stop`."""
+    def _handle_events(self, *, wait: bool, wait_s: float | None) -> bool:
+        """Runs all queued events; with ``wait``, waits for at least one, but not longer than ``wait_s``.
+
+        Returns False after :meth:`stop`.
+        """
         while True:
             if wait:
                 self._turn_began_s = None
             try:
-                event = self._events.get(block=wait)
+                event = self._events.get(block=wait, timeout=wait_s)
             except queue.Empty:
                 return True
             if event is None:

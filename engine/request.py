@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.files.file_tier import Fetch
 from engine.memory.cached_start import CachedBlock, CachedState, Place
 from engine.memory.index_pool import NULL_INDEX
 from wire.messages.generation import FinishReason, RequestStats, TokenLogprobs
@@ -180,6 +181,8 @@ class Request:
     marks: dict[int, Place] = field(init=False, default_factory=dict)
     """Lengths of the prompt at which its state is to be kept, besides the cache mode's regular ones,
     ascending, and what each of them is (:mod:`engine.schedule.cache_modes`)."""
+    fetch: Fetch | None = field(init=False, default=None)
+    """The cached prefix that is being read from files for this request."""
     row: int = field(init=False, default=-1)
     prompt_logprobs: list[TokenLogprobs] = field(init=False, default_factory=list)
     finish_reason: FinishReason | None = field(init=False, default=None)

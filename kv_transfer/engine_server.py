@@ -11,6 +11,7 @@ from typing import Literal
 from engine.config import EngineConfig
 from engine.host import EngineHost
 from engine.step_result import StepResult
+from kv_transfer.files.file_store import FileStore
 from kv_transfer.ranks.other_ranks import REPORTS
 from kv_transfer.ranks.rank_exchange import rank_main
 from telemetry.engine_metrics import Measures
@@ -91,6 +92,7 @@ class EngineServer:
         self._local_prefill = local_prefill
         self._hang_deadline_s = config.hang_deadline_s
         self._is_draining = False
+        files = config.engine.file_cache
         self._host = EngineHost(
             config.engine,
             on_step=on_step,
@@ -99,6 +101,7 @@ class EngineServer:
             rank_main=rank_main(config.engine.role),
             reports=REPORTS,
             start_up=start_up,
+            files=None if files is None else FileStore(files, incarnation, server.fail),
         )
         self._engine = self._host.engine
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from telemetry.histogram import Tally
@@ -58,12 +58,56 @@ class HostCacheFigures:
     step had copied enough."""
 
 
+FileFailure = Literal["damaged", "torn", "foreign", "gone", "read", "write", "full"]
+"""Why a cached prefix in a file is of no use, or could not be written. ``damaged``: other bytes than were
+written. ``torn``: its end was never written. ``foreign``: of another model, layout or key. ``gone``: deleted.
+``read`` and ``write``: the file system reports an error. ``full``: it has no room."""
+PACE_TOKENS = 64
+"""A step with fewer tokens of prompts says little about how long computing a prompt takes."""
+PACE_WEIGHT = 0.25
+
+
+@dataclass
+class FileCacheFigures:
+    """What a server's files have of cached prefixes, and what has moved since the server's start."""
+
+    size_bytes: int = 0
+    used_bytes: int = 0
+    read: int = 0
+    """Prefixes that were read into host memory."""
+    read_bytes: int = 0
+    written: int = 0
+    written_bytes: int = 0
+    dropped: int = 0
+    """Prefixes that left host memory, or the files' order, before they were written."""
+    computed: int = 0
+    """Prefixes in files that were computed instead: reading would have taken longer, or host memory had no
+    room."""
+    late: int = 0
+    """Prefixes whose reading took longer than was expected, so that they were computed."""
+    failures: dict[FileFailure, int] = field(default_factory=lambda: dict.fromkeys(get_args(FileFailure), 0))
+    prompt_token_s: float = 0.0
+    """Seconds in which the server computes one token of a prompt; 0: it has computed none yet."""
+
+    def stepped(self, num_tokens: int, seconds: float) -> None:
+        """Note how long a step with prompts alone took."""
+        if num_tokens < PACE_TOKENS:
+            return
+        token_s = seconds / num_tokens
+        if self.prompt_token_s:
+            token_s = self.prompt_token_s + PACE_WEIGHT * (token_s - self.prompt_token_s)
+        self.prompt_token_s = token_s
+
+
 class Measures:
     """Counts and times since the server's start. The engine's thread writes them, any thread may read them.
     Times are in seconds."""
 
-    def __init__(self, host_cache: HostCacheFigures | None = None) -> None:
+    def __init__(
+        self, host_cache: HostCacheFigures | None = None, file_cache: FileCacheFigures | None = None
+    ) -> None:
         self.host_cache = host_cache or HostCacheFigures()
+        self.file_cache = file_cache or FileCacheFigures()
         self.steps: dict[tuple[StepKind, StepRun], int] = {
             ("decode", "graph"): 0,  # other kinds of steps have no graphs
             **{(kind, "eager"): 0 for kind in get_args(StepKind)},
@@ -96,7 +140,10 @@ class Measures:
         """Note that a step was read back. If two steps are in flight, the time of the second step begins when
         the first step ends."""
         self.steps[kind, run] += 1
-        self.step_seconds[kind].add(now - max(launched_s, self._last_landed_s))
+        seconds = now - max(launched_s, self._last_landed_s)
+        self.step_seconds[kind].add(seconds)
+        if kind == "prefill":
+            self.file_cache.stepped(num_tokens, seconds)
         self.batch_size.add(num_rows)
         self.batch_tokens.add(num_tokens)
         self._last_landed_s = now

@@ -41,6 +41,8 @@ class HostCopy:
     slot: int = NULL_INDEX
     state_pages: tuple[int, ...] = ()
     """Pages of the slot's bytes, in order; empty: no state is copied."""
+    reader: str = ""
+    """Id of the request that a promoted start is for."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,22 @@ class HostBlock:
     num_children: int = 0
     moved_in: int = 0
     """Number of the last plan that moves the start."""
+    is_pinned: bool = False
+    """Whether the start is being written to files, so that it can't be given up."""
+
+
+@dataclass(frozen=True, eq=False)
+class Reservation:
+    """Pages for a start that is being read from files."""
+
+    known: HostBlock | None
+    """The last block on the way to the start that host memory has. It stays."""
+    num_before: int
+    """Number of blocks from the prompt's start to the first key."""
+    keys: tuple[bytes, ...]
+    """Keys of the blocks that host memory lacks."""
+    block_pages: tuple[int, ...]
+    state_pages: tuple[int, ...]
 
 
 class HostTier:
@@ -125,35 +143,50 @@ class HostTier:
         self._pays = pays
         self._step_bytes = step_bytes
         self._plan = 1
-        self._forget()
-
-    def _forget(self) -> None:
-        self._pages = IndexPool(1 + self.memory.num_pages, "page of host memory")
+        self.newcomers: list[HostBlock] = []
+        """The starts that the last plan demotes."""
+        self._arriving: list[HostBlock] = []
+        self._pages = IndexPool(1 + memory.num_pages, "page of host memory")
         self._blocks: dict[bytes, HostBlock] = {}
         self._starts: OrderedDict[HostBlock, None] = OrderedDict()
         """All starts; those used least recently come first."""
+        self._forget_copies()
+
+    def _forget_copies(self) -> None:
         self._demoted: list[HostCopy] = []
         self._promoted: list[HostCopy] = []
         self._num_demoted_pages = 0
         self._num_dropped = 0
 
     def clear(self) -> None:
-        """Gives up everything. Copies that no plan has taken yet are not made."""
-        self._forget()
-        self.figures.used_bytes = 0
+        """Gives up everything but what is being written to files. Copies that no plan has taken yet are not
+        made."""
+        for start in [start for start in self._starts if not start.is_pinned]:
+            self._give_up(start)
+        self._forget_copies()
+        self._arriving = []
+        self._count_used()
+
+    def _count_used(self) -> None:
+        self.figures.used_bytes = (self._pages.capacity - self._pages.num_free) * self.memory.page_bytes
+
+    @property
+    def num_starts(self) -> int:
+        return len(self._starts)
 
     def take(self) -> HostCopies:
         """Returns the copies for the plan that is being made. The next plan begins."""
         self._plan += 1
         self.figures.dropped += self._num_dropped
         self._num_dropped = 0
+        self.newcomers, self._arriving = self._arriving, []
         if not self._demoted and not self._promoted:
             return NO_COPIES
         copies = HostCopies(tuple(self._demoted), tuple(self._promoted))
         self._demoted, self._promoted, self._num_demoted_pages = [], [], 0
         self.figures.demoted += len(copies.demoted)
         self.figures.promoted += len(copies.promoted)
-        self.figures.used_bytes = (self._pages.capacity - self._pages.num_free) * self.memory.page_bytes
+        self._count_used()
         return copies
 
     # --- to the device ---------------------------------------------------------------------------
@@ -164,13 +197,20 @@ class HostTier:
         None if the device has one that is as long, or if copying does not pay. ``found`` is what the device
         has.
         """
+        block = self.longest(found, most_blocks)
+        if block is None:
+            return None
+        num_missing = max(0, block.num_blocks - found.num_matched_blocks)
+        return block if self._pays(len(found.nodes), block.num_blocks, num_missing) else None
+
+    def longest(self, found: Match, most_blocks: int) -> HostBlock | None:
+        """Returns the longest start of at most ``most_blocks`` blocks if it is longer than the device's."""
         if not self._starts:
             return None
         for length in range(min(most_blocks, len(found.keys)), len(found.nodes), -1):
             block = self._blocks.get(found.keys[length - 1])
             if block is not None and (block.is_start or not self.memory.state_pages):
-                num_missing = max(0, length - found.num_matched_blocks)
-                return block if self._pays(len(found.nodes), length, num_missing) else None
+                return block
         return None
 
     def hold(self, start: HostBlock) -> None:
@@ -179,17 +219,21 @@ class HostTier:
         self._starts[start] = None
         self._starts.move_to_end(start)
 
-    def promote(self, start: HostBlock, block_ids: Sequence[int], slot: int, num_tokens: int) -> None:
+    def promote(
+        self, start: HostBlock, block_ids: Sequence[int], slot: int, num_tokens: int, reader: str = ""
+    ) -> None:
         """Lists the copies of a start's last ``len(block_ids)`` blocks, and of its state, to the device.
 
         The start is held. ``num_tokens`` is the number of tokens that need not be computed for that.
+        ``reader`` is the id of the request that needs the start.
         """
         pages: list[int] = []
         block: HostBlock | None = start
         while block is not None and len(pages) < len(block_ids):
             pages.append(block.page)
             block = block.parent
-        self._promoted.append(HostCopy(tuple(block_ids), tuple(reversed(pages)), slot, start.state_pages))
+        copy = HostCopy(tuple(block_ids), tuple(reversed(pages)), slot, start.state_pages, reader)
+        self._promoted.append(copy)
         self.figures.promoted_tokens += num_tokens
 
     def touch(self, key: bytes) -> None:
@@ -197,6 +241,70 @@ class HostTier:
         block = self._blocks.get(key)
         if block is not None and block.is_start:
             self._starts.move_to_end(block)
+
+    # --- from files and to files -----------------------------------------------------------------
+
+    def num_missing_pages(self, keys: Sequence[bytes]) -> int:
+        """Returns the number of pages that a start takes, besides the blocks that host memory has."""
+        num_blocks = len(keys) - self._num_known(keys) if self.memory.has_kv else 0
+        return num_blocks + self.memory.state_pages
+
+    def _num_known(self, keys: Sequence[bytes]) -> int:
+        """Returns the number of blocks, from the prompt's start, that need not be read for the last key."""
+        if not self.memory.has_kv:
+            return len(keys) - 1
+        return next((n for n in range(len(keys), 0, -1) if keys[n - 1] in self._blocks), 0)
+
+    def reserve(self, keys: Sequence[bytes]) -> Reservation | None:
+        """Takes pages for the start with the last key, which is to be read; None: there is no room."""
+        num_known, num_pages = self._num_known(keys), self.num_missing_pages(keys)
+        known = self._blocks[keys[num_known - 1]] if num_known and self.memory.has_kv else None
+        if not self._make_room(len(keys), known, num_pages):
+            return None
+        if known is not None:
+            known.num_children += 1
+        pages = tuple(self._pages.allocate(num_pages))
+        state_pages, block_pages = pages[: self.memory.state_pages], pages[self.memory.state_pages :]
+        return Reservation(known, num_known, tuple(keys[num_known:]), block_pages, state_pages)
+
+    def enter(self, reserved: Reservation, place: Place) -> list[int]:
+        """Adds a start that was read. Returns the pages that hold it; the others were known meanwhile."""
+        used: list[int] = []
+        last = reserved.known
+        for index, key in enumerate(reserved.keys):
+            page = reserved.block_pages[index] if reserved.block_pages else NULL_INDEX
+            block = self._blocks.get(key)
+            if block is None:
+                block = self._add(key, last, reserved.num_before + index + 1, page)
+                used += [page] if page != NULL_INDEX else []
+            elif page != NULL_INDEX:
+                self._pages.free([page])
+            last = block
+        assert last is not None, "a start has at least one block"
+        if last.is_start:
+            self._pages.free(reserved.state_pages)
+        else:
+            last.state_pages, last.place = reserved.state_pages, place
+            used += reserved.state_pages
+        self.hold(last)
+        if reserved.known is not None:
+            reserved.known.num_children -= 1
+        self._count_used()
+        return used
+
+    def cancel(self, reserved: Reservation) -> None:
+        """Takes back the pages of a start that could not be read."""
+        self._pages.free([*reserved.block_pages, *reserved.state_pages])
+        if reserved.known is not None:
+            reserved.known.num_children -= 1
+            self._trim(reserved.known)
+
+    def pin(self, start: HostBlock) -> None:
+        """Keeps a start until :meth:`unpin`."""
+        start.is_pinned = True
+
+    def unpin(self, start: HostBlock) -> None:
+        start.is_pinned = False
 
     # --- from the device -------------------------------------------------------------------------
 
@@ -212,7 +320,7 @@ class HostTier:
             self._starts.move_to_end(known)
             return
         num_pages = self.memory.state_pages + (len(path) if self.memory.has_kv else 0)
-        if not self._make_room(node, known, num_pages):
+        if not self._may_copy(num_pages) or not self._make_room(node.num_blocks, known, num_pages):
             self._num_dropped += 1
             return
         pages = self._pages.allocate(num_pages)
@@ -220,6 +328,7 @@ class HostTier:
         start = self._enter(path, known, block_pages)
         start.state_pages, start.place = tuple(state_pages), place
         self.hold(start)
+        self._arriving.append(start)
         if pages:
             block_ids = [one.block_id for one in path] if self.memory.has_kv else []
             self._demoted.append(HostCopy(tuple(block_ids), tuple(block_pages), slot, start.state_pages))
@@ -240,28 +349,32 @@ class HostTier:
         last = known
         for index, node in enumerate(path):
             page = pages[index] if pages else NULL_INDEX
-            block = HostBlock(node.key, last, node.num_blocks, page)
-            self._blocks[node.key] = block
-            if last is not None:
-                last.num_children += 1
-            last = block
+            last = self._add(node.key, last, node.num_blocks, page)
         assert last is not None, "a start has at least one block"
         return last
 
-    def _make_room(self, node: CachedBlock, known: HostBlock | None, num_pages: int) -> bool:
+    def _add(self, key: bytes, parent: HostBlock | None, num_blocks: int, page: int) -> HostBlock:
+        block = self._blocks[key] = HostBlock(key, parent, num_blocks, page)
+        if parent is not None:
+            parent.num_children += 1
+        return block
+
+    def _may_copy(self, num_pages: int) -> bool:
+        """Whether the step may demote so much."""
+        bytes_then = (self._num_demoted_pages + num_pages) * self.memory.page_bytes
+        return not num_pages or not self._num_demoted_pages or bytes_then <= self._step_bytes
+
+    def _make_room(self, num_blocks: int, known: HostBlock | None, num_pages: int) -> bool:
         """Gives up starts until ``num_pages`` pages are free, but never the blocks up to ``known``.
 
-        Returns whether there is room now, and whether the step may copy so much.
+        ``num_blocks`` is the length of the start that needs the pages. Returns whether there is room now.
         """
-        bytes_then = (self._num_demoted_pages + num_pages) * self.memory.page_bytes
-        if num_pages and self._num_demoted_pages and bytes_then > self._step_bytes:
-            return False
-        if node.num_blocks * self.memory.has_kv + self.memory.state_pages > self._pages.capacity:
+        if num_blocks * self.memory.has_kv + self.memory.state_pages > self._pages.capacity:
             return False
         if known is not None:
             known.num_children += 1
         while self._pages.num_free < num_pages:
-            oldest = next(iter(self._starts), None)
+            oldest = next((start for start in self._starts if not start.is_pinned), None)
             if oldest is None or oldest.moved_in == self._plan:
                 break
             self._give_up(oldest)

@@ -5,7 +5,7 @@ A start has to come back to the device as it left: with the same bytes, as the s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,25 +49,38 @@ class HostWatch:
         if copy.state_pages:
             self._states_away[copy.state_pages[0]] = self._states.leave(copy.slot, OWNER)
 
+    def landed(self, pages: Iterable[int]) -> None:
+        """Notes that pages were filled from files, which have checksums of their own."""
+        for page in pages:
+            self._blocks_away.pop(page, None)
+            self._states_away.pop(page, None)
+
+    def is_from_files(self, copy: HostCopy) -> bool:
+        """Whether a part of what is promoted was read from files."""
+        states = copy.state_pages[:1]
+        return not (self._blocks_away.keys() >= {*copy.block_pages} and self._states_away.keys() >= {*states})
+
     def promoted(self, copy: HostCopy) -> None:
         """Tags what was copied back. A state's bytes are compared before they are read.
 
-        Raises :class:`SanitizerError` if a block has other bytes than it had when it was demoted.
+        What came from files has no tags here, and stays as it is. Raises :class:`SanitizerError` if a block
+        has other bytes than it had when it was demoted.
         """
-        if copy.block_ids:
-            away = [self._blocks_away[page] for page in copy.block_pages]
-            for block_id, page, one, found in zip(
-                copy.block_ids, copy.block_pages, away, self._sum_blocks(copy.block_ids), strict=True
-            ):
+        places = zip(copy.block_ids, copy.block_pages, strict=True)
+        known = [(block_id, page) for block_id, page in places if page in self._blocks_away]
+        if known:
+            block_ids = [block_id for block_id, _ in known]
+            away = [self._blocks_away[page] for _, page in known]
+            for (block_id, page), one, found in zip(known, away, self._sum_blocks(block_ids), strict=True):
                 if found != one.sum:
                     raise SanitizerError(
                         f"block {block_id}: expected the bytes that page {page} of host memory got when the "
                         f"device gave up a prefix of {one.length} tokens; found others"
                     )
             self._tags.write(
-                np.array(copy.block_ids, dtype=np.int64),
+                np.array(block_ids, dtype=np.int64),
                 np.array([one.digest for one in away], dtype=np.uint64),
                 np.array([one.length for one in away], dtype=np.int64),
             )
-        if copy.state_pages:
+        if copy.state_pages and copy.state_pages[0] in self._states_away:
             self._states.come_back(copy.slot, self._states_away[copy.state_pages[0]])

@@ -26,6 +26,7 @@ import torch
 from numpy.typing import NDArray
 
 from engine.memory.caches import Caches
+from engine.memory.host_tier import HostCopy
 from engine.memory.index_pool import NULL_INDEX
 from engine.models.batch import Batch
 from engine.parallel.tensor_parallel import ALONE, TensorParallel
@@ -92,6 +93,7 @@ class Sanitizer:
             self._away[swap.request_id] = _Away(
                 self._states.leave(swap.slot, swap.request_id), self._sum_whole_blocks(swap.block_ids)
             )
+        self._in_host.landed(plan.file_jobs.landed_pages)
         for copy in plan.host_copies.demoted:
             self._in_host.demoted(copy)
         blocks = self._blocks.epochs.take_freed()
@@ -112,6 +114,14 @@ class Sanitizer:
         for name in fork.stored:
             sums = self._sum_whole_blocks(source.block_ids)
             self._away[name] = _Away(self._states.leave(source.slot, name), sums)
+
+    def _came_from_files(self, copy: HostCopy) -> None:
+        """Tags a start that was read from files as its reader's prefix, up to the start."""
+        request = self._scheduler.running[copy.reader]
+        num_tokens = request.num_computed
+        self._tag_blocks(request, num_tokens - len(copy.block_ids) * self._block_size, num_tokens)
+        if copy.state_pages:
+            self._states.landed(request, num_tokens)
 
     def _return(self, swap: Swap) -> SanitizerError | None:
         """Tags the memory of a preempted request that was resumed. Returns an error if its blocks changed."""
@@ -170,6 +180,8 @@ class Sanitizer:
     def inspect(self, plan: StepPlan) -> list[tuple[Request, TwinfangError]]:
         self._check_free_rows()
         for copy in plan.host_copies.promoted:
+            if self._in_host.is_from_files(copy):
+                self._came_from_files(copy)
             self._in_host.promoted(copy)
         for fork in plan.forks:
             self._fork(fork)

@@ -7,10 +7,11 @@ that reads it. Nothing waits on the host.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 
+from engine.files.start_files import HostBytes
 from engine.memory.async_copy import pinned_memory
 from engine.memory.caches import Caches
 from engine.memory.host_tier import HostCopy, HostMemory
@@ -26,6 +27,19 @@ class HostPages:
         self._caches = caches
         self._page_bytes = memory.page_bytes
         self._bytes = pinned_memory(memory.num_bytes, caches.device, "host_cache_bytes")
+
+    @property
+    def memory(self) -> HostBytes:
+        """All pages, as files read and write them."""
+        return self._bytes.numpy().reshape(-1, self._page_bytes)
+
+    def settled(self) -> Callable[[], None]:
+        """Returns a function that waits until the device has made all copies that were asked of it so far."""
+        if self._caches.device.type != "cuda":
+            return lambda: None
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self._caches.device))
+        return event.synchronize
 
     def save(self, demoted: Iterable[HostCopy]) -> None:
         """Copies blocks and states out of the pools, before others are written there."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from engine.files.start_files import NO_JOBS, FileJobs, NoFiles, StartFiles
 from engine.memory.async_copy import Download
 from engine.memory.caches import Caches
 from engine.memory.host_tier import NO_HOST_MEMORY, HostCopy, HostMemory
@@ -26,9 +27,13 @@ class _Stored:
 class HostStore:
     """Copies of preempted requests' blocks and states, by request id, and the pages of cached prefixes."""
 
-    def __init__(self, caches: Caches, memory: HostMemory = NO_HOST_MEMORY) -> None:
-        """``memory`` is for cached prefixes; preempted requests take what they need besides."""
+    def __init__(
+        self, caches: Caches, memory: HostMemory = NO_HOST_MEMORY, files: StartFiles | None = None
+    ) -> None:
+        """``memory`` is for cached prefixes; preempted requests take what they need besides. ``files`` lie
+        behind it."""
         self._caches = caches
+        self._files = files or NoFiles()
         self._pages = HostPages(caches, memory)
         self._stored: dict[str, _Stored] = {}
 
@@ -55,8 +60,13 @@ class HostStore:
             if fork.stored:
                 self._stored |= dict.fromkeys(fork.stored, self._read(source))
 
-    def restore(self, swaps: Iterable[Swap], promoted: Iterable[HostCopy] = ()) -> None:
-        """Copies blocks and states back, into the blocks and slots that they have now."""
+    def restore(
+        self, swaps: Iterable[Swap], promoted: Iterable[HostCopy] = (), jobs: FileJobs = NO_JOBS
+    ) -> None:
+        """Copies blocks and states back, into the blocks and slots that they have now.
+
+        Behind these copies and those of :meth:`save`, files write and fill pages.
+        """
         # The device copies in the order of these calls. So nobody has to wait until the copies to the host
         # have been made.
         for swap in swaps:
@@ -65,6 +75,12 @@ class HostStore:
             self._caches.write_blocks(swap.block_ids, kv)
             self._caches.state[swap.slot].copy_(stored.state.host, non_blocking=True)
         self._pages.restore(promoted)
+        if jobs.reads or jobs.writes:
+            memory, settled = self._pages.memory, self._pages.settled()
+            for job in jobs.reads:
+                self._files.read(job, memory, settled)
+            for job in jobs.writes:
+                self._files.write(job, memory, settled)
 
     def _read(self, swap: Swap) -> _Stored:
         blocks = self._caches.read_blocks(swap.block_ids)

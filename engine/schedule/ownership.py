@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from engine.files.file_tier import FileTier
 from engine.memory.cached_start import Match, Place
 from engine.memory.eviction import EvictionPolicy
 from engine.memory.host_tier import HostBlock, HostTier
@@ -16,6 +17,7 @@ from engine.row_kinds import PlannedRow
 from engine.schedule.cache_modes import CacheMode
 from engine.schedule.capacity import CapacityPlan
 from engine.schedule.one_part_caches import make_prefix_cache
+from telemetry.engine_metrics import FileCacheFigures, HostCacheFigures
 
 
 class Ownership:
@@ -31,10 +33,13 @@ class Ownership:
         fingerprint: str = "",
         policy: EvictionPolicy | None = None,
         tier: HostTier | None = None,
+        files: FileTier | None = None,
     ) -> None:
         self.blocks = IndexPool(plan.num_blocks, "block")
         self.slots = IndexPool(plan.num_slots, "slot")
         self.cache = make_prefix_cache(plan, self.blocks, self.slots, fingerprint, policy, tier)
+        self.files = files or FileTier(self.cache.tier)
+        """Cached prefixes in files, behind host memory."""
         self._mode = mode
         self._plan = plan
         self._num_slots = num_positions if plan.has_state else 0
@@ -42,11 +47,28 @@ class Ownership:
         self._rows = list(range(max_num_seqs - 1, -1, -1))
 
     @property
+    def tier_figures(self) -> tuple[HostCacheFigures, FileCacheFigures]:
+        return self.cache.tier.figures, self.files.figures
+
+    @property
     def free_rows(self) -> Sequence[int]:
         """Rows that nobody owns."""
         return self._rows
 
     # --- taking ----------------------------------------------------------------------------------
+
+    def fetch(self, request: Request) -> None:
+        """Begins to read from files what they have of a new request's prompt, if that pays."""
+        if self.files.is_on and request.ticket is None:
+            request.fetch = self.files.fetch(self._match(request), self._most_blocks(request))
+
+    def _most_blocks(self, request: Request) -> int:
+        """Returns the most blocks that a start may have which comes from another tier.
+
+        It leaves a token to compute, also of a prompt that is only prefilled. Otherwise that prompt could be
+        read by another server while a rank's copies to the device are still under way.
+        """
+        return (request.target - 1) // self._plan.block_size
 
     def admit(self, request: Request, *, spare_blocks: int) -> bool:
         """Gives a waiting request a row, slots, cached blocks and new blocks for its prompt, or gives
@@ -114,18 +136,15 @@ class Ownership:
             state = cache.put_state(nodes[-1], slot, start.place)
             memory.read_state, memory.read_slot = state, slot
         num_saved = (start.num_blocks - len(found.nodes)) * self._plan.block_size
-        cache.tier.promote(start, memory.block_ids[num_held : start.num_blocks], slot, num_saved)
+        block_ids = memory.block_ids[num_held : start.num_blocks]
+        cache.tier.promote(start, block_ids, slot, num_saved, request.request_id)
         return Match(nodes, state, beyond, found.keys)
 
     def _start_in_host(self, request: Request, found: Match) -> HostBlock | None:
-        """Returns the start in host memory from which a request should go on.
-
-        It leaves a token to compute, also of a prompt that is only prefilled. Otherwise that prompt could be
-        read by another server while a rank's copies to the device are still under way.
-        """
+        """Returns the start in host memory from which a request should go on."""
         if request.ticket is not None:
             return None
-        return self.cache.tier.find(found, (request.target - 1) // self._plan.block_size)
+        return self.cache.tier.find(found, self._most_blocks(request))
 
     def _start_behind(self, request: Request, match: Match) -> None:
         """Lets the request start after its cached prefix, which need not be computed."""

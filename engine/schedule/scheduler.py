@@ -19,6 +19,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable
 from itertools import chain, islice
 
+from engine.files.file_tier import FileTier
 from engine.memory.cache_formats import ExactCuts
 from engine.memory.eviction import EvictionPolicy
 from engine.memory.host_tier import HostTier
@@ -64,9 +65,10 @@ class Scheduler:
         joined_prompt_tokens: int | None = None,
         policy: EvictionPolicy | None = None,
         tier: HostTier | None = None,
+        files: FileTier | None = None,
     ) -> None:
         """``policy`` decides what the prefix cache gives up; None: what was used least recently. ``tier``
-        keeps in host memory what it gives up; None: nothing is kept.
+        keeps in host memory what it gives up, and ``files`` lie behind that; None: nothing is kept.
         ``long_prefill_threshold`` is ``max_batch_tokens`` unless given. None of ``joined_prompt_tokens``:
         prompts share a step whatever their length."""
         self.capacity = plan
@@ -82,6 +84,7 @@ class Scheduler:
             fingerprint=fingerprint,
             policy=policy,
             tier=tier,
+            files=files,
         )
         self._decode = DecodeRows(self.owned, plan, mode, num_positions)
         self._chunks = PromptChunks(
@@ -133,6 +136,7 @@ class Scheduler:
             request.chunks_until = request.num_given - 1
         self.waiting[request.request_id] = request
         self.forks.add(request)
+        self.owned.fetch(request)
 
     def transferred(self, request: Request, num_tokens: int) -> None:
         """Lets a request run from the next step on: its handed-over blocks and h(num_tokens) have landed."""
@@ -230,6 +234,8 @@ class Scheduler:
 
     def schedule(self) -> StepPlan:
         """Makes room, admits what fits and plans the next step."""
+        files, tier = self.owned.files, self.owned.cache.tier
+        files.land()
         decode_rows, restless_rows, swap_out = self._plan_decode_rows()
         forks, admitted, swap_in = ([], [], []) if swap_out else self._admit()
         is_short_of_blocks = bool(swap_out)
@@ -243,7 +249,7 @@ class Scheduler:
         if len(decode_rows) == len(self.running):  # all decode: no request has a prompt to compute
             return StepPlan(
                 *(decode_rows, [], admitted, left_rows, swap_out, swap_in, [], []),
-                *(is_short_of_blocks, restless_rows, self.owned.cache.tier.take()),
+                *(is_short_of_blocks, restless_rows, tier.take(), files.take()),
             )
         num_running = len(decode_rows)
         prefilled = [r for r in self.running.values() if r.prefill_only and r.num_computed == r.target]
@@ -258,7 +264,7 @@ class Scheduler:
         self._left_rows = []
         return StepPlan(
             *(decode_rows, prefill_rows, admitted, left_rows, swap_out, swap_in, prefilled, forks),
-            *(is_short_of_blocks, restless_rows + decode_rows[num_running:], self.owned.cache.tier.take()),
+            *(is_short_of_blocks, restless_rows + decode_rows[num_running:], tier.take(), files.take()),
         )
 
     @property
@@ -410,6 +416,8 @@ class Scheduler:
         Preempted requests come before waiting ones.
         """
         waiting: Iterable[Request] = self.waiting.values()
+        if self.owned.files.is_on:
+            waiting = [one for one in waiting if not self.owned.files.holds_up(one.fetch)]
         is_soon = self._step < self._last_short_prompt + SHORT_PROMPT_STEPS
         if is_soon and self._takes_steps(FEW_ROWS + 1):
             waiting = [one for one in waiting if one.num_given > 1]

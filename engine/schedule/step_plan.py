@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
+from engine.files.start_files import NO_JOBS, FileJobs
 from engine.memory.host_tier import NO_COPIES, HostCopies
 from engine.request import Request
 from engine.row_kinds import PlannedRow
@@ -55,6 +56,8 @@ class StepPlan:
     *calm*: nothing about them has changed except their number of tokens. None: any row may be restless."""
     host_copies: HostCopies = NO_COPIES
     """Cached prefixes on their way to host memory and back."""
+    file_jobs: FileJobs = NO_JOBS
+    """Cached prefixes on their way from host memory to files and back."""
 
     @property
     def rows(self) -> list[PlannedRow]:

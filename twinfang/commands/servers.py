@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from twinfang.commands.before_torch import prepare_libraries
 from twinfang.commands.read_ahead import read_ahead
+from twinfang.flags.file_cache import file_cache
 from twinfang.flags.tls import identity_files
 from twinfang.process_secret import SECRET_VARIABLE
 from twinfang.stack.cores import usable_cores
@@ -308,6 +309,7 @@ def _engine_config(
         state_block_size=values.state_block_size,
         cached_states=values.cached_states,
         host_cache_bytes=int(values.host_cache_size * GIB),
+        file_cache=file_cache(values),
         cache_memory_bytes=None if values.cache_memory is None else int(values.cache_memory * GIB),
         num_speculative=values.speculative,
         drafter=values.drafter,

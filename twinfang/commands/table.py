@@ -24,6 +24,7 @@ from twinfang.fetch import flags as fetch
 from twinfang.flags import access, table, tls
 from twinfang.flags import ranks as rank_flags
 from twinfang.flags import router as router_flags
+from twinfang.flags.file_cache import FILE_CACHE
 from twinfang.flags.flag import FlagGroup
 from twinfang.flags.host_cache import HOST_CACHE_SIZE
 from twinfang.talk import flags as talk
@@ -81,7 +82,7 @@ def _refuse_stack_flags(values: argparse.Namespace) -> None:
             )
 
 
-_CAPACITY = (*table.CAPACITY, HOST_CACHE_SIZE)
+_CAPACITY = (*table.CAPACITY, HOST_CACHE_SIZE, *FILE_CACHE)
 _ROUTER_ADDRESS = (table.host("the router"), table.port("the router", 8000))
 _STACK_GROUP = FlagGroup(
     "stack", (*_ROUTER_ADDRESS, table.METRICS_PORTS, table.START_TIMEOUT, table.STATUS_FILE, tls.TLS)
@@ -234,7 +235,7 @@ PLAN = Command(
     (
         FlagGroup("model", (table.MODEL, table.DTYPE, table.WEIGHT_DTYPE, table.MAX_MODEL_LEN)),
         table.PLAN_FLAGS,
-        FlagGroup("host memory", (HOST_CACHE_SIZE,)),
+        FlagGroup("host memory and files", (HOST_CACHE_SIZE, *FILE_CACHE)),
         table.PLAN_SPEED,
         FlagGroup("output", (table.JSON,)),
         table.LOGS,

@@ -10,7 +10,7 @@ import argparse
 import json
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -51,6 +51,8 @@ class Memory:
     """What a GPU's steps need beside weights and pools."""
     host_cache: HostMemory
     """Host memory for cached prompts."""
+    files: HostMemory
+    """Files for cached prompts, in pages of host memory."""
 
     def setting_for(self, num_bytes: int) -> str:
         """Returns the setting that gives a cache budget of at least ``num_bytes``."""
@@ -125,7 +127,9 @@ def _memory(config: EngineConfig, model: ModelConfig, demand: Demand, gpu_bytes:
     host_cache = HostMemory.within(
         config.host_cache_bytes, block_bytes=demand.block_bytes, slot_bytes=demand.slot_bytes
     )
-    return Memory(weights, mtp, quantization, on_disk, gpu_bytes, budget, is_share, steps, host_cache)
+    file_bytes = 0 if config.file_cache is None else config.file_cache.num_bytes
+    files = replace(host_cache, num_pages=file_bytes // host_cache.page_bytes)
+    return Memory(weights, mtp, quantization, on_disk, gpu_bytes, budget, is_share, steps, host_cache, files)
 
 
 def _bytes_on_disk(model_dir: Path) -> int | None:
@@ -165,6 +169,7 @@ def _figures(
             "other_bytes": None if memory.gpu is None else memory.left,
             "steps_bytes": None if memory.gpu is None else memory.steps.total,
             "host_cache_bytes": memory.host_cache.num_bytes,
+            "file_cache_bytes": memory.files.num_bytes,
         },
         "slot_bytes": demand.slot_bytes,
         "token_bytes": demand.token_bytes,
@@ -231,22 +236,26 @@ def _memory_rows(memory: Memory) -> Iterable[Row]:
     if memory.gpu is None:
         yield "weights", source, size_text(memory.weights)
         yield "cache budget", "on a CPU, beside the weights", size_text(memory.cache_budget)
-        yield from _host_rows(memory.host_cache)
+        yield from _tier_rows(memory)
         return
     yield "GPU", "", size_text(memory.gpu)
     yield "weights", source, size_text(memory.weights)
     how = f"at most {GPU_CACHE_FRACTION:.0%} of the rest" if memory.is_share else "--cache-memory"
     yield "cache budget", how, size_text(memory.cache_budget)
     yield "left for steps", f"they need {size_text(memory.steps.total)}", size_text(memory.left)
-    yield from _host_rows(memory.host_cache)
+    yield from _tier_rows(memory)
 
 
-def _host_rows(host: HostMemory) -> Iterable[Row]:
-    if host.num_pages:
-        yield "host memory", "--host-cache-size, beside all of the above", size_text(host.num_bytes)
-        holds = [f"{host.num_pages // host.state_pages} states"] if host.state_pages else []
-        holds += [f"{host.num_pages} blocks"] if host.has_kv else []
-        yield "it holds", "or a mixture", " or ".join(holds)
+def _tier_rows(memory: Memory) -> Iterable[Row]:
+    for name, how, pages in (
+        ("host memory", "--host-cache-size, beside all of the above", memory.host_cache),
+        ("files", "--file-cache-size, on a disk", memory.files),
+    ):
+        if pages.num_pages:
+            yield name, how, size_text(pages.num_bytes)
+            holds = [f"{pages.num_pages // pages.state_pages} states"] if pages.state_pages else []
+            holds += [f"{pages.num_pages} blocks"] if pages.has_kv else []
+            yield "it holds", "or a mixture", " or ".join(holds)
 
 
 def _unit_rows(demand: Demand, model: ModelConfig) -> Iterable[Row]:

@@ -12,6 +12,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from twinfang.flags import table, tls
+from twinfang.flags.file_cache import FILE_CACHE
 from twinfang.flags.flag import as_arguments
 from twinfang.flags.host_cache import HOST_CACHE_SIZE
 from twinfang.flags.tls import identity_files
@@ -41,6 +42,7 @@ _FLAGS = (
     *table.MODEL_FLAGS.flags,
     *table.CAPACITY,
     HOST_CACHE_SIZE,
+    *FILE_CACHE,
     *table.DECODING.flags,
     *table.CHECKS.flags,
     *table.TRACES.flags,

@@ -258,7 +258,10 @@ def test_host_memory_for_cached_prompts_is_shown_beside_the_budget(dense_8b: str
     assert memory["cache_budget_bytes"] == figures(*arguments[:-2])["memory"]["cache_budget_bytes"]
     num_blocks = 64 * GIB // found["block_bytes"]
     num_states = num_blocks // -(-found["slot_bytes"] // found["block_bytes"])
-    lines = [" ".join(line.split()) for line in plan(*arguments).stdout.splitlines()]
+    files = ("--file-cache-dir", "/nowhere", "--file-cache-size", "200G")
+    lines = [" ".join(line.split()) for line in plan(*arguments, *files).stdout.splitlines()]
+    assert "files --file-cache-size, on a disk 200.00 GiB" in lines
+    assert memory["file_cache_bytes"] == 0
     assert "host memory --host-cache-size, beside all of the above 64.00 GiB" in lines
     assert f"it holds or a mixture {num_states} states or {num_blocks} blocks" in lines
     assert "decode server" in plan(dense_8b, "--gpu-memory", "80", "--host-cache-size", "64").stderr

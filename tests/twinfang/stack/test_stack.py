@@ -69,9 +69,12 @@ def test_a_store_of_an_unknown_kind_is_refused(store):
 
 
 @pytest.mark.parametrize(("name", "roles"), [("up", {"prefill": 1, "decode": 1}), ("serve", {"both": 1})])
-def test_host_memory_is_for_the_servers_that_run_prompts(name, roles):
-    values = parsed(BY_NAME[name], "--host-cache-size", "8G", "--port", "0")
+def test_host_memory_and_files_are_for_the_servers_that_run_prompts(name, roles):
+    files = ("--file-cache-dir", "/nowhere", "--file-cache-size", "200G")
+    values = parsed(BY_NAME[name], "--host-cache-size", "8G", *files, "--port", "0")
     for server in plan_stack(values, roles).servers:
         told = parsed(BY_NAME[server.arguments[0]], *server.arguments[1:])
-        assert told.host_cache_size == (0 if server.name.startswith("decode") else 8)
+        is_decode = server.name.startswith("decode")
+        assert told.host_cache_size == (0 if is_decode else 8)
+        assert (told.file_cache_dir is None, told.file_cache_size) == (is_decode, 0 if is_decode else 200)
     assert child_environment({"TWINFANG_HOST_CACHE_SIZE": "8", "HOME": "/root"}, values) == {"HOME": "/root"}

@@ -1,0 +1,172 @@
+"""Which blocks and states the segments hold. Pure.
+
+A block is in the index only with all blocks before it: with a block, all that follow it are dropped.
+The thread that moves bytes changes the index; other threads may ask whether a key is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from kv_transfer.files.record import Record
+
+
+@dataclass(eq=False)
+class Contents:
+    """What one segment holds."""
+
+    blocks: list[FileBlock] = field(default_factory=list)
+    states: list[FileBlock] = field(default_factory=list)
+    """Blocks behind which this segment has a state."""
+
+
+@dataclass(frozen=True)
+class Page:
+    """Where a page is."""
+
+    contents: Contents
+    record: Record
+    number: int
+
+
+@dataclass(eq=False, slots=True)
+class FileBlock:
+    """A block in files, and the state at its end if there is one."""
+
+    key: bytes
+    parent: FileBlock | None
+    contents: Contents
+    record: Record
+    page: int
+    """Number of its page in the record."""
+    state: tuple[Contents, Record] | None = None
+    following: set[FileBlock] | None = None
+
+
+class FileIndex:
+    """The tree of all blocks in files. ``has_state``: whether a request can start only behind a state."""
+
+    def __init__(self, *, has_kv: bool, has_state: bool) -> None:
+        self._has_kv = has_kv
+        self._has_state = has_state
+        self._blocks: dict[bytes, FileBlock] = {}
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self._blocks)
+
+    def has_block(self, key: bytes) -> bool:
+        return key in self._blocks
+
+    def has_start(self, key: bytes) -> bool:
+        block = self._blocks.get(key)
+        return block is not None and (block.state is not None or not self._has_state)
+
+    def add(self, contents: Contents, record: Record) -> bool:
+        """Adds a record. Returns False if files no longer have the block before it, so that it is of no use.
+
+        A block that is there already stays where it is; a state moves to the new record.
+        """
+        last = self._blocks.get(record.parent) if record.parent else None
+        if record.parent and last is None:
+            return False
+        for number, key in enumerate(record.keys):
+            block = self._blocks.get(key)
+            if block is None:
+                block = self._blocks[key] = FileBlock(key, last, contents, record, number)
+                contents.blocks.append(block)
+                if last is not None:
+                    last.following = last.following or set()
+                    last.following.add(block)
+            last = block
+        if last is None:
+            return False
+        if record.has_state:
+            last.state = contents, record
+            contents.states.append(last)
+        return True
+
+    def drop(self, contents: Contents) -> None:
+        """Drops what a segment holds, and all blocks that follow its blocks."""
+        for block in contents.states:
+            if block.state is not None and block.state[0] is contents:
+                block.state = None
+        for block in contents.blocks:
+            if self._blocks.get(block.key) is block:
+                self._drop(block)
+        contents.blocks, contents.states = [], []
+
+    def drop_page(self, page: Page) -> None:
+        """Drops what a damaged page holds: a block and all that follow it, or a state."""
+        for block in list(self._holders(page)):
+            if (
+                block.state is not None
+                and block.state[1] is page.record
+                and page.number >= page.record.num_block_pages
+            ):
+                block.state = None
+            else:
+                self._drop(block)
+
+    def _holders(self, page: Page) -> Iterable[FileBlock]:
+        record = page.record
+        if page.number < record.num_block_pages:
+            keys: Sequence[bytes] = record.keys[page.number : page.number + 1]
+        else:
+            keys = record.keys[-1:] or (record.parent,)
+        for key in keys:
+            block = self._blocks.get(key)
+            if block is not None:
+                yield block
+
+    def _drop(self, block: FileBlock) -> None:
+        if block.parent is not None and block.parent.following is not None:
+            block.parent.following.discard(block)
+        rest = [block]
+        while rest:
+            one = rest.pop()
+            self._blocks.pop(one.key, None)
+            rest += one.following or ()
+            one.following = None
+
+    def pages_of(self, keys: Sequence[bytes], *, num_state_pages: int) -> list[Page] | None:
+        """Returns where the pages of these blocks are, and behind them those of the last one's state.
+
+        None if one of them is gone.
+        """
+        pages: list[Page] = []
+        block: FileBlock | None = None
+        for key in keys:
+            block = self._blocks.get(key)
+            if block is None:
+                return None
+            if self._has_kv:
+                pages.append(Page(block.contents, block.record, block.page))
+        if num_state_pages:
+            if block is None or block.state is None:
+                return None
+            contents, record = block.state
+            pages += [Page(contents, record, record.num_block_pages + i) for i in range(num_state_pages)]
+        return pages
+
+    def place_of(self, key: bytes) -> int:
+        """Returns why the state behind this block was kept; 0 if there is none."""
+        block = self._blocks.get(key)
+        return 0 if block is None or block.state is None else block.state[1].place
+
+
+def runs(pages: Sequence[Page], most: int) -> Iterator[Sequence[Page]]:
+    """Yields runs of at most ``most`` pages that lie behind one another in one record."""
+    begin = 0
+    for end in range(1, len(pages) + 1):
+        last = pages[end - 1]
+        goes_on = (
+            end < len(pages)
+            and pages[end].record is last.record
+            and pages[end].number == last.number + 1
+            and end - begin < most
+        )
+        if not goes_on:
+            yield pages[begin:end]
+            begin = end

@@ -1,0 +1,335 @@
+"""Reads and writes starts on a thread of its own. The engine's thread asks, and learns later what has ended.
+
+Reads go first. Writes are cut into pieces and limited to a rate, so that they take little of what the engine
+needs. Nothing that a file or a disk does ends the process: a start was not found, and that is counted.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import queue
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from engine.files.start_files import EndedJob, FileJob, HostBytes, StartForm
+from engine.files.tier_settings import FileCache
+from kv_transfer.files.directory import Directory
+from kv_transfer.files.file_index import Page, runs
+from kv_transfer.files.record import Record, header_bytes, pack_header, record_bytes
+from kv_transfer.files.seal import Sealer
+from kv_transfer.files.segments import Segment, Segments
+from kv_transfer.nixl.file_agent import FileAgent
+from kv_transfer.nixl.poll_thread import PollThread
+from telemetry.engine_metrics import FileCacheFigures, FileFailure
+from wire.errors import ConfigError, TransferError
+from wire.repeated_lines import RepeatedLines
+
+log = logging.getLogger(__name__)
+lines = RepeatedLines(log)
+
+BUFFER_BYTES = 4 << 20
+WRITE_PIECE_BYTES = 1 << 20
+WRITE_BYTES_PER_S = 64 << 20
+"""A piece takes 0.5 ms of one core, beside what the system writes: 3 % of a core at this rate."""
+IO_DEADLINE_S = 30.0
+"""If a piece takes longer, it counts as failed."""
+PAUSE_S = 30.0
+"""After a failed write or read, this long nothing is written or read."""
+UPKEEP_S = 10.0
+"""Between two looks for segments that are too old or were deleted."""
+FIRST_RATE, LATENCY_S = 1e9, 2e-3
+"""Bytes/s of a disk that nothing was read from yet, and the time until a read begins."""
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+Settled = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class _Task:
+    job: FileJob
+    memory: HostBytes
+    settled: Settled
+
+
+class FileStore:
+    """Implements :class:`engine.files.start_files.StartFiles`. ``on_fatal`` gets a bug of the thread."""
+
+    def __init__(self, settings: FileCache, name: str, on_fatal: Callable[[BaseException], None]) -> None:
+        self.figures = FileCacheFigures(size_bytes=settings.num_bytes)
+        self._settings = settings
+        self._sealer = Sealer.from_file(settings.key_file)
+        self._name = f"files of {name}"
+        self._thread = PollThread("files", torch.device("cpu"), on_fatal)
+        self._on_news: Callable[[], None] | None = None
+        self._ended: queue.SimpleQueue[EndedJob] = queue.SimpleQueue()
+        # The engine's thread writes the next two.
+        self._num_queued_pages = 0
+        self._is_writing = False
+        # The files' thread writes the next ones.
+        self._reads: deque[_Task] = deque()
+        self._write: tuple[FileJob, Iterator[int]] | None = None
+        self._next_write_s = 0.0
+        self._next_upkeep_s = 0.0
+        self._writes_from_s = self._reads_from_s = 0.0
+        self._bytes_per_s = FIRST_RATE
+
+    def open(self, form: StartForm) -> None:
+        """See :class:`StartFiles`. Raises :class:`ConfigError` if the size is too small for one start."""
+        least = record_bytes(FileJob((b"",), b"", 1, (1,) * form.has_kv, (1,) * form.state_pages), form) + 512
+        if self._settings.num_bytes < least:
+            raise ConfigError(
+                f"`file_cache_bytes` {self._settings.num_bytes} holds no cached prefix: a block and a state "
+                f"take {least} bytes; raise it, or leave it out"
+            )
+        began_s = time.monotonic()
+        self._form = form
+        self._agent = FileAgent(self._name, max(BUFFER_BYTES, form.page_bytes))
+        directory = Directory.take(self._settings.directory, form)
+        self._segments = Segments(
+            directory, self._settings, form, self._sealer, on_failure=self._failed, forget=self._forget
+        )
+        self._segments.load()
+        self._index = self._segments.index
+        self.figures.used_bytes = self._segments.used_bytes
+        took_s = time.monotonic() - began_s
+        num_blocks, num_bytes = self._index.num_blocks, self.figures.used_bytes
+        log.info(
+            "file cache %s: %d blocks, %d bytes, read in %.2f s",
+            directory.path,
+            num_blocks,
+            num_bytes,
+            took_s,
+        )
+
+    def start(self, on_news: Callable[[], None]) -> None:
+        self._on_news = on_news
+        self._thread.start(self._poll)
+        self._thread.post(lambda: None)  # from now on it polls
+
+    # --- on the engine's thread ------------------------------------------------------------------
+
+    @property
+    def is_on(self) -> bool:
+        return self._on_news is not None
+
+    def has_block(self, key: bytes) -> bool:
+        return self._index.has_block(key)
+
+    def has_start(self, key: bytes) -> bool:
+        return self._index.has_start(key) and time.monotonic() >= self._reads_from_s
+
+    def seconds(self, num_pages: int) -> float:
+        num_bytes = (self._num_queued_pages + num_pages) * self._form.page_bytes
+        return LATENCY_S + num_bytes / self._bytes_per_s
+
+    @property
+    def may_write(self) -> bool:
+        return not self._is_writing and time.monotonic() >= self._writes_from_s
+
+    def read(self, job: FileJob, memory: HostBytes, settled: Settled) -> None:
+        self._num_queued_pages += job.num_pages
+        task = _Task(job, memory, settled)
+        self._thread.post(lambda: self._reads.append(task))
+
+    def write(self, job: FileJob, memory: HostBytes, settled: Settled) -> None:
+        self._is_writing = True
+        task = _Task(job, memory, settled)
+        self._thread.post(lambda: self._begin_write(task))
+
+    def landed(self) -> list[EndedJob]:
+        ended: list[EndedJob] = []
+        while not self._ended.empty():
+            one = self._ended.get()
+            if one.is_write:
+                self._is_writing = False
+            else:
+                self._num_queued_pages -= one.job.num_pages
+            ended.append(one)
+        return ended
+
+    def close(self) -> None:
+        if self._on_news is not None:
+            self._thread.stop()
+        if not self._agent.is_stuck:
+            self._segments.close()
+            self._agent.close()
+
+    # --- on the files' thread --------------------------------------------------------------------
+
+    def _poll(self) -> float | None:
+        if self._reads:
+            self._read(self._reads.popleft())
+            return 0.0
+        now_s = time.monotonic()
+        if now_s >= self._next_upkeep_s and not self._agent.is_stuck:
+            self._keep_up()
+            self._next_upkeep_s = now_s + UPKEEP_S
+        if self._write is not None:
+            if now_s >= self._next_write_s:
+                self._write_on(*self._write)
+            return max(0.0, self._next_write_s - now_s) if self._write is not None else 0.0
+        return max(0.0, self._next_upkeep_s - now_s)
+
+    def _keep_up(self) -> None:
+        self._segments.purge()
+        self.figures.used_bytes = self._segments.used_bytes
+        if self._on_news is not None and 0.0 < self._writes_from_s <= time.monotonic():
+            self._writes_from_s = 0.0
+            self._on_news()  # a start may be written again
+
+    def _end(self, job: FileJob, *, is_done: bool, is_write: bool, place: int = 0) -> None:
+        self.figures.used_bytes = self._segments.used_bytes
+        self._ended.put(EndedJob(job, is_done, is_write, place))
+        if self._on_news is not None:
+            self._on_news()
+
+    # reading
+
+    def _read(self, task: _Task) -> None:
+        job, is_done = task.job, False
+        began_s = time.monotonic()
+        try:
+            task.settled()
+            is_done = self._read_pages(job, task.memory)
+        except (OSError, TransferError) as error:
+            self._reads_from_s = time.monotonic() + PAUSE_S
+            self._failed("read", str(error))
+        if is_done:
+            num_bytes = job.num_pages * self._form.page_bytes
+            rate = num_bytes / max(1e-6, time.monotonic() - began_s)
+            self._bytes_per_s += 0.25 * (rate - self._bytes_per_s)
+            self.figures.read += 1
+            self.figures.read_bytes += num_bytes
+        self._end(job, is_done=is_done, is_write=False, place=self._index.place_of(job.start))
+
+    def _read_pages(self, job: FileJob, memory: HostBytes) -> bool:
+        pages = self._index.pages_of(job.keys, num_state_pages=len(job.state_pages))
+        if pages is None:
+            self._failed("gone", "a cached prefix was given up before it was read")
+            return False
+        targets = iter((*job.block_pages, *job.state_pages))
+        for run in runs(pages, self._agent.buffer.nbytes // self._form.page_bytes):
+            segment = self._segments.of(run[0].contents)
+            if segment.is_deleted:
+                self._segments.purge()
+                return False
+            if not self._read_run(segment, run, [next(targets) for _ in run], memory):
+                return False
+        return True
+
+    def _read_run(
+        self, segment: Segment, run: Sequence[Page], targets: Sequence[int], memory: HostBytes
+    ) -> bool:
+        record, size = run[0].record, self._form.page_bytes
+        sizes = [self._bytes_of(record.num_block_pages, page.number) for page in run]
+        offset = record.pages_at + run[0].number * size
+        self._register(segment)
+        self._agent.read(segment.fd, offset, sum(sizes), IO_DEADLINE_S)
+        for index, (page, target, num_bytes) in enumerate(zip(run, targets, sizes, strict=True)):
+            data = self._agent.buffer.data[index * size : index * size + num_bytes]
+            opened = segment.seal.open(record.offset, page.number, data, record.check(page.number))
+            if opened is None:
+                self._index.drop_page(page)
+                self._failed(
+                    "damaged", f"{segment.path.name}: page {page.number} of the record at {record.offset}"
+                )
+                return False
+            memory[target - 1, :num_bytes] = np.frombuffer(opened, dtype=np.uint8)
+        return True
+
+    def _bytes_of(self, num_block_pages: int, page: int) -> int:
+        """Returns the bytes of a record's page: the last one of a state may be shorter than the others."""
+        before = (page - num_block_pages) * self._form.page_bytes
+        return (
+            self._form.page_bytes
+            if before < 0
+            else min(self._form.page_bytes, self._form.state_bytes - before)
+        )
+
+    # writing
+
+    def _begin_write(self, task: _Task) -> None:
+        self._write = task.job, self._pieces(task)
+
+    def _write_on(self, job: FileJob, pieces: Iterator[int]) -> None:
+        """Writes the next piece."""
+        is_done = False
+        try:
+            num_bytes = next(pieces, None)
+            if num_bytes is not None:
+                self._next_write_s = time.monotonic() + num_bytes / WRITE_BYTES_PER_S
+                return
+            is_done = True
+        except (OSError, TransferError) as error:
+            kind: FileFailure = "full" if isinstance(error, OSError) and error.errno in _FULL else "write"
+            self._failed(kind, str(error))
+            self._segments.end_current()  # what was written of the record is never written over
+            self._writes_from_s = time.monotonic() + PAUSE_S
+        self._write = None
+        self._end(job, is_done=is_done, is_write=True)
+
+    def _pieces(self, task: _Task) -> Iterator[int]:
+        """Writes one record, and yields the number of bytes after each piece of it."""
+        job, memory = task.job, task.memory
+        task.settled()
+        segment = self._segments.room_for(record_bytes(job, self._form))
+        if segment is None or (job.parent and not self._index.has_block(job.parent)):
+            self.figures.dropped += 1
+            return
+        self._register(segment)
+        offset = segment.end
+        at, checks = offset + header_bytes(len(job.keys), job.num_pages), bytearray()
+        pages = (*job.block_pages, *job.state_pages)
+        most = max(1, WRITE_PIECE_BYTES // self._form.page_bytes)
+        for first in range(0, len(pages), most):
+            if not self._segments.is_current(segment):  # dropped meanwhile
+                self.figures.dropped += 1
+                return
+            num_bytes = 0
+            for number in range(first, min(first + most, len(pages))):
+                size = self._bytes_of(len(job.block_pages), number)
+                data, check = segment.seal.close(offset, number, memory[pages[number] - 1, :size].data)
+                self._agent.buffer[num_bytes : num_bytes + size] = np.frombuffer(data, dtype=np.uint8)
+                checks += check
+                num_bytes += size
+            self._agent.write(segment.fd, at, num_bytes, IO_DEADLINE_S)
+            at += num_bytes
+            yield num_bytes
+        self._finish(job, segment, bytes(checks))
+
+    def _finish(self, job: FileJob, segment: Segment, checks: bytes) -> None:
+        """Writes a record's header: from now on it can be read."""
+        if not self._segments.is_current(segment):
+            self.figures.dropped += 1
+            return
+        os.pwrite(segment.fd, pack_header(job, checks, segment.end, segment.seal), segment.end)
+        num_bytes = record_bytes(job, self._form)
+        self._segments.added(
+            segment,
+            Record(
+                *(segment.end, job.keys, job.parent, job.num_blocks, job.place, len(job.block_pages), checks),
+                num_bytes,
+            ),
+        )
+        self.figures.written += 1
+        self.figures.written_bytes += num_bytes
+
+    # all
+
+    def _failed(self, kind: FileFailure, what: str) -> None:
+        self.figures.failures[kind] += 1
+        lines.write(logging.WARNING, kind, "file cache: %s: %s", kind, what)
+
+    def _register(self, segment: Segment) -> None:
+        if not self._agent.knows(segment.fd):
+            self._agent.register(segment.fd, segment.capacity)
+
+    def _forget(self, segment: Segment) -> None:
+        self._agent.forget(segment.fd)

@@ -1,0 +1,110 @@
+"""How pages and headers are sealed, so that other bytes than were written are noticed.
+
+With a key the bytes are encrypted by AES-256-GCM, and the check is its tag. Without one the tag is made in
+the same way, but the bytes stay as they are. Both bind the bytes to their place: segment, record and page.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from pathlib import Path
+from typing import Protocol
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from wire.errors import ConfigError
+
+CHECK_BYTES = 16
+KEY_BYTES = 32
+HEADER = 0xFFFF_FFFF
+"""In place of a page's number: the record's header."""
+
+Bytes = bytes | memoryview
+_PLACE = struct.Struct("<QI")
+
+
+class Seal(Protocol):
+    """Seals the pages of one segment. A place is sealed only once."""
+
+    def close(self, record: int, page: int, data: Bytes) -> tuple[Bytes, bytes]:
+        """Returns the bytes to write and their check, for a page of the record at offset ``record``."""
+
+    def open(self, record: int, page: int, data: Bytes, check: bytes) -> Bytes | None:
+        """Returns the bytes that were sealed; None: these are others."""
+
+
+class Checksum:
+    """Seals by the tag of AES-GCM alone (GMAC). The key is no secret: it is the segment's id."""
+
+    def __init__(self, segment: bytes) -> None:
+        self._cipher = AESGCM(segment)
+
+    def close(self, record: int, page: int, data: Bytes) -> tuple[Bytes, bytes]:
+        return data, self._cipher.encrypt(_PLACE.pack(record, page), b"", data)
+
+    def open(self, record: int, page: int, data: Bytes, check: bytes) -> Bytes | None:
+        try:
+            self._cipher.decrypt(_PLACE.pack(record, page), check, data)
+        except InvalidTag:
+            return None
+        return data
+
+
+class Cipher:
+    """Seals by encryption. Each segment has a key of its own, so a place is a nonce."""
+
+    def __init__(self, key: bytes, segment: bytes) -> None:
+        derived = HKDF(SHA256(), KEY_BYTES, salt=segment, info=b"twinfang file cache").derive(key)
+        self._cipher = AESGCM(derived)
+
+    def close(self, record: int, page: int, data: Bytes) -> tuple[Bytes, bytes]:
+        sealed = memoryview(self._cipher.encrypt(_PLACE.pack(record, page), data, None))
+        return sealed[:-CHECK_BYTES], bytes(sealed[-CHECK_BYTES:])
+
+    def open(self, record: int, page: int, data: Bytes, check: bytes) -> Bytes | None:
+        try:
+            return self._cipher.decrypt(_PLACE.pack(record, page), bytes(data) + check, None)
+        except InvalidTag:
+            return None
+
+
+class Sealer:
+    """Makes the seal of each segment, by the operator's key if there is one."""
+
+    def __init__(self, key: bytes | None = None) -> None:
+        self._key = key
+
+    @classmethod
+    def from_file(cls, path: Path | None) -> Sealer:
+        """Raises :class:`ConfigError` if the file can't be read, or is not 32 bytes or 64 hex digits."""
+        if path is None:
+            return cls()
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise ConfigError(f"`file_cache_key_file` {path} can't be read: {error.strerror}") from error
+        if len(content) == KEY_BYTES:
+            return cls(content)
+        try:
+            key = bytes.fromhex(content.decode().strip())
+        except ValueError:
+            key = b""
+        if len(key) != KEY_BYTES:
+            raise ConfigError(
+                f"`file_cache_key_file` {path} holds no key: it needs {KEY_BYTES} bytes or "
+                f"{2 * KEY_BYTES} hex digits; make one with: openssl rand -hex {KEY_BYTES}"
+            )
+        return cls(key)
+
+    @property
+    def name(self) -> bytes:
+        """Eight bytes that differ between keys; zeros without one."""
+        return b"\0" * 8 if self._key is None else hashlib.blake2b(self._key, digest_size=8).digest()
+
+    def of(self, segment: bytes) -> Seal:
+        """Returns the seal of the segment with this id."""
+        return Checksum(segment) if self._key is None else Cipher(self._key, segment)

@@ -1,0 +1,131 @@
+"""An engine with files behind its host memory, stepped by the test as a server's thread would."""
+
+from __future__ import annotations
+
+import queue
+import random
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.files.tier_settings import FileCache
+from engine.models import read_config
+from engine.request import Request
+from kv_transfer.files.file_store import FileStore
+from wire.messages.sampling_params import SamplingParams
+
+BLOCK = 8
+DEADLINE_S = 60.0
+NUM_TOKENS = 6
+FEW = {
+    "max_num_seqs": 2,
+    "max_batch_tokens": 64,
+    "max_model_len": 256,
+    "block_size": BLOCK,
+    "cached_states": 2,
+}
+"""Settings of a device that has room for few starts."""
+
+
+class Filing:
+    """The engine, its files, and what has happened to both."""
+
+    def __init__(self, model_dir: Path, files: FileCache | None, **settings: Any) -> None:
+        settings = {**FEW, "cache_mode": "all", "host_cache_bytes": 64 << 20, "sanitize": True, **settings}
+        if settings["cache_mode"] == "none":
+            settings |= {"host_cache_bytes": 0, "cached_states": None}
+        config = EngineConfig(model_dir, "both", device="cpu", file_cache=files, **settings)
+        least = config.demand(read_config(model_dir)).min_bytes
+        config = EngineConfig(
+            model_dir, "both", device="cpu", file_cache=files, **{"cache_memory_bytes": least, **settings}
+        )
+        self.fatal: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
+        self.store = None if files is None else FileStore(files, "test", self.fatal.put)
+        self.engine = Engine(config, files=self.store)
+        self._news = threading.Event()
+        if self.store is not None:
+            self.store.start(self._news.set)
+
+    @property
+    def figures(self) -> Any:
+        return self.engine.measures.file_cache
+
+    def step(self) -> list[Any]:
+        """Computes a step. If there was nothing to do, waits for news of the files first."""
+        self._news.clear()
+        result = self.engine.step()
+        if result.did_nothing:
+            self._news.wait(0.05 if result.wait_s is None else min(0.05, result.wait_s))
+        assert self.fatal.empty(), self.fatal.get()
+        return list(result.outputs)
+
+    def run(self, prompts: Sequence[Sequence[int]], at_once: int = 2, cache_salt: str = "") -> list[Request]:
+        """Returns the requests in order, with their answers."""
+        params = SamplingParams(max_tokens=NUM_TOKENS, temperature=0)
+        requests = [
+            Request(str(i), list(one), params, cache_salt=cache_salt) for i, one in enumerate(prompts)
+        ]
+        waiting, active = list(reversed(requests)), 0
+        until = time.monotonic() + DEADLINE_S
+        while waiting or active:
+            while waiting and active < at_once:
+                self.engine.add(waiting.pop())
+                active += 1
+            for output in self.step():
+                assert output.error is None, output.error
+                active -= output.finish_reason is not None
+            assert time.monotonic() < until, "the requests have not ended"
+        return requests
+
+    def settle(self) -> None:
+        """Lets all that is in host memory be written."""
+        tier = self.engine.scheduler.owned.files
+        until = time.monotonic() + DEADLINE_S
+        while True:
+            self.step()
+            if not tier._unwritten and tier._writing is None and not tier._fetches:
+                return
+            assert time.monotonic() < until, "the files have not settled"
+
+    def close(self) -> None:
+        if self.store is not None:
+            self.store.close()
+        self.engine.grammars.close()
+
+
+@contextmanager
+def filing(model_dir: Path, files: FileCache | None, **settings: Any) -> Iterator[Filing]:
+    made = Filing(model_dir, files, **settings)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def answers(requests: Sequence[Request]) -> list[list[int]]:
+    return [request.tokens[request.num_prompt :] for request in requests]
+
+
+def num_cached(requests: Sequence[Request]) -> int:
+    return sum(request.measured.num_cached for request in requests)
+
+
+def conversations(num_sessions: int, num_turns: int, seed: int = 0) -> list[list[int]]:
+    """Returns prompts, turn by turn: each continues the last one of its session."""
+    choose = random.Random(seed)
+
+    def new_tokens(least: int, most: int) -> list[int]:
+        return [choose.randrange(6, 150) for _ in range(choose.randint(least, most))]
+
+    sessions = [new_tokens(60, 100) for _ in range(num_sessions)]
+    prompts: list[list[int]] = []
+    for _ in range(num_turns):
+        for session in sessions:
+            prompts.append(list(session))
+            session += new_tokens(5, 30)
+    return prompts

@@ -1,0 +1,57 @@
+"""Cached prompts in files, over real processes: still there after ``kill -9``."""
+
+import random
+import re
+
+import httpx
+import pytest
+
+from testing.fleets.clients import greedy_body
+from testing.fleets.stack import running_stack
+
+SMALL = ("--max-num-seqs", "2", "--max-model-len", "256", "--cached-states", "2", "--cache-memory", "0.004")
+"""A device with room for few prompts."""
+FILES = ("--host-cache-size", "64M", "--file-cache-size", "256M", "--file-cache-wait", "20")
+
+NUM_PROMPTS, NUM_WRITTEN = 10, 4
+"""The device may keep some of the last prompts until the server is killed."""
+
+
+def usage(stack, body):
+    reply = httpx.post(f"{stack.url}/v1/completions", json=body, timeout=60.0).json()
+    return reply["usage"]["prompt_tokens_details"]["cached_tokens"], reply["choices"][0]["token_ids"]
+
+
+def metric(stack, server, name):
+    return float(re.search(rf"^twinfang_{name} (\S+)$", stack.metrics(server), re.MULTILINE)[1])
+
+
+def failures(stack, server):
+    counts = re.findall(
+        r'^twinfang_file_cache_failures_total{kind="(\w+)"} (\S+)$', stack.metrics(server), re.M
+    )
+    return {kind: float(count) for kind, count in counts if float(count)}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("command", "server"), [("serve", "both-0"), ("up", "prefill-0")])
+def test_prompts_are_found_after_kill_9(tmp_path, command, server):
+    choose = random.Random(5)
+    bodies = [greedy_body([choose.randrange(5, 900) for _ in range(200)], 8) for _ in range(NUM_PROMPTS)]
+    with running_stack(command, *SMALL, *FILES, "--file-cache-dir", str(tmp_path)) as stack:
+        expected = [usage(stack, body) for body in bodies]
+        assert [cached for cached, _ in expected] == [0] * NUM_PROMPTS
+
+        def all_are_written() -> bool:
+            demoted = metric(stack, server, "host_cache_demoted_prefixes_total")
+            return metric(stack, server, "file_cache_written_prefixes_total") == demoted >= NUM_WRITTEN
+
+        stack.wait_until(all_are_written, "what host memory has is written")
+        pid = stack.kill(server)
+        stack.wait_until(lambda: stack.has_restarted(server, pid), "the server is back")
+        found = [usage(stack, body) for body in bodies]
+        assert [tokens for _, tokens in found] == [tokens for _, tokens in expected]
+        cached = [cached for cached, _ in found]
+        assert cached[:NUM_WRITTEN] == [192] * NUM_WRITTEN
+        assert metric(stack, server, "file_cache_read_prefixes_total") >= NUM_WRITTEN
+        assert failures(stack, server).keys() <= {"torn"}
