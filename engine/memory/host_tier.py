@@ -267,9 +267,10 @@ class HostTier:
             self._give_up(oldest)
         if known is not None:
             known.num_children -= 1
-            if self._pages.num_free < num_pages:
-                self._trim(known)
-        return self._pages.num_free >= num_pages
+        has_room = self._pages.num_free >= num_pages
+        if not has_room:
+            self._trim(known)  # frees pages, but what would need them can't follow `known` any more
+        return has_room
 
     def _give_up(self, start: HostBlock) -> None:
         del self._starts[start]

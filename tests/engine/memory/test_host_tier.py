@@ -100,6 +100,18 @@ def test_room_for_a_start_is_not_made_by_giving_up_the_blocks_before_it():
     assert length(tier, "abcd") == 4
 
 
+def test_a_start_whose_earlier_blocks_had_to_go_is_not_kept_behind_them():
+    tier = make(num_pages=4, state_pages=0)
+    demote(tier, "abcd")
+    demote(tier, "abc")
+    tier.take()
+    demote(tier, "x")
+    demote(tier, "abcd")
+    assert demoted(tier) == [("x", 0)]
+    assert [length(tier, text) for text in ("abcd", "x")] == [None, 1]
+    assert (tier.figures.dropped, tier._pages.num_free) == (1, 3)
+
+
 def test_a_start_that_is_larger_than_host_memory_drives_nothing_out():
     tier = make(num_pages=6)
     demote(tier, "ab")
