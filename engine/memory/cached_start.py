@@ -47,6 +47,8 @@ class CachedState:
     """The number of the request that last started here, or else of the request that kept the state."""
     queue: int = -1
     """Index of the queue in which an eviction policy has the state; -1: in none."""
+    session: str = ""
+    """The session whose requests alone kept the state and started here; empty: none, or others as well."""
 
 
 @dataclass(eq=False, slots=True)

@@ -7,6 +7,7 @@ start has its state *and* all blocks that lead to it in host memory. So it can s
 device still has. Starts share blocks: the index is a tree with the keys of the prefix cache.
 
 A start comes when the device gives it up. It goes when its pages are needed and it was used least recently.
+A session's start goes before that, once a request of the session has started from a longer one.
 A start that was promoted keeps its pages: giving it up once more copies nothing.
 
 This class only decides. There is no clock and no I/O in it, so ranks with equal requests keep the same starts
@@ -23,6 +24,7 @@ from dataclasses import dataclass
 
 from engine.memory.cached_start import CachedBlock, Match, Place
 from engine.memory.index_pool import NULL_INDEX, IndexPool
+from engine.memory.prefix_journal import PrefixJournal, Tier
 from telemetry.engine_metrics import HostCacheFigures
 from wire.errors import ConfigError
 
@@ -84,6 +86,10 @@ class HostMemory:
     def num_bytes(self) -> int:
         return self.num_pages * self.page_bytes
 
+    def pages_of(self, num_blocks: int) -> int:
+        """Returns the pages of a start that shares its blocks with no other."""
+        return self.state_pages + num_blocks * self.has_kv
+
 
 NO_HOST_MEMORY = HostMemory(0, 0, 0)
 
@@ -104,6 +110,8 @@ class HostBlock:
     num_children: int = 0
     moved_in: int = 0
     """Number of the last plan that moves the start."""
+    session: str = ""
+    """Like :attr:`engine.memory.cached_start.CachedState.session`."""
 
 
 class HostTier:
@@ -119,19 +127,28 @@ class HostTier:
         *,
         pays: Callable[[int, int, int], bool] = lambda start, end, num_blocks: True,
         step_bytes: int = STEP_BYTES,
+        journal: PrefixJournal | None = None,
     ) -> None:
         self.memory = memory
+        self.journal = journal or PrefixJournal()
+        """What routers learn of: the starts here, and those that the prefix cache notes there."""
         self.figures = HostCacheFigures(size_bytes=memory.num_bytes)
         self._pays = pays
         self._step_bytes = step_bytes
         self._plan = 1
+        self._blocks: dict[bytes, HostBlock] = {}
         self._forget()
 
     def _forget(self) -> None:
+        for block in self._blocks.values():
+            if self._serves(block):
+                self.journal.remove(block.key, Tier.HOST)
         self._pages = IndexPool(1 + self.memory.num_pages, "page of host memory")
-        self._blocks: dict[bytes, HostBlock] = {}
+        self._blocks = {}
         self._starts: OrderedDict[HostBlock, None] = OrderedDict()
-        """All starts; those used least recently come first."""
+        """All starts that may be given up; those used least recently come first."""
+        self._retained: set[HostBlock] = set()
+        """Starts that may not be given up."""
         self._demoted: list[HostCopy] = []
         self._promoted: list[HostCopy] = []
         self._num_demoted_pages = 0
@@ -164,20 +181,30 @@ class HostTier:
         None if the device has one that is as long, or if copying does not pay. ``found`` is what the device
         has.
         """
-        if not self._starts:
+        if not self._blocks:
             return None
         for length in range(min(most_blocks, len(found.keys)), len(found.nodes), -1):
             block = self._blocks.get(found.keys[length - 1])
-            if block is not None and (block.is_start or not self.memory.state_pages):
+            if block is not None and self._serves(block):
                 num_missing = max(0, length - found.num_matched_blocks)
                 return block if self._pays(len(found.nodes), length, num_missing) else None
         return None
 
+    def _serves(self, block: HostBlock) -> bool:
+        """Whether a request can start at the end of a block. Without states, it can at every block."""
+        return block.is_start or not self.memory.state_pages
+
     def hold(self, start: HostBlock) -> None:
         """Protects a start that is to be promoted from being given up by this plan."""
+        if not self._serves(start):
+            self.journal.add(start.key, Tier.HOST)
         start.is_start, start.moved_in = True, self._plan
-        self._starts[start] = None
-        self._starts.move_to_end(start)
+        self._used(start)
+
+    def _used(self, start: HostBlock) -> None:
+        if start not in self._retained:
+            self._starts[start] = None
+            self._starts.move_to_end(start)
 
     def promote(self, start: HostBlock, block_ids: Sequence[int], slot: int, num_tokens: int) -> None:
         """Lists the copies of a start's last ``len(block_ids)`` blocks, and of its state, to the device.
@@ -194,9 +221,46 @@ class HostTier:
 
     def touch(self, key: bytes) -> None:
         """Notes that a request started here from the device's copy of the start, if host memory has one."""
+        block = self.start(key)
+        if block is not None:
+            self._used(block)
+
+    def resumed(self, keys: Sequence[bytes], session: str) -> None:
+        """Notes that a request of a session starts behind the blocks with these keys: the session's shorter
+        starts go next."""
+        last = self._blocks.get(keys[-1])
+        if last is not None and last.session != session:
+            last.session = ""
+        for key in keys[:-1] if session and self._starts else ():
+            self.outdate(key, session)
+
+    def outdate(self, key: bytes, session: str) -> bool:
+        """Lets a session's start go next, unless it is retained. Returns whether there is such a start."""
+        block = self.start(key)
+        if block is None or block.session != session:
+            return False
+        # What this plan moves must not stand before what it may give up.
+        if block in self._starts and block.moved_in != self._plan:
+            self._starts.move_to_end(block, last=False)
+        return True
+
+    # --- retained --------------------------------------------------------------------------------
+
+    def start(self, key: bytes) -> HostBlock | None:
+        """Returns the start at the end of a block; None if host memory has none there."""
         block = self._blocks.get(key)
-        if block is not None and block.is_start:
-            self._starts.move_to_end(block)
+        return block if block is not None and block.is_start else None
+
+    def retain(self, start: HostBlock) -> None:
+        """Keeps a start until :meth:`let_go`."""
+        self._starts.pop(start, None)
+        self._retained.add(start)
+
+    def let_go(self, start: HostBlock) -> None:
+        """Lets a retained start be given up. It counts as used now."""
+        if start in self._retained:
+            self._retained.remove(start)
+            self._used(start)
 
     # --- from the device -------------------------------------------------------------------------
 
@@ -209,7 +273,7 @@ class HostTier:
             return
         known, path = self._missing(node)
         if known is not None and not path and known.is_start:
-            self._starts.move_to_end(known)
+            self._used(known)
             return
         num_pages = self.memory.state_pages + (len(path) if self.memory.has_kv else 0)
         if not self._make_room(node, known, num_pages):
@@ -219,6 +283,7 @@ class HostTier:
         state_pages, block_pages = pages[: self.memory.state_pages], pages[self.memory.state_pages :]
         start = self._enter(path, known, block_pages)
         start.state_pages, start.place = tuple(state_pages), place
+        start.session = "" if node.state is None else node.state.session
         self.hold(start)
         if pages:
             block_ids = [one.block_id for one in path] if self.memory.has_kv else []
@@ -242,6 +307,8 @@ class HostTier:
             page = pages[index] if pages else NULL_INDEX
             block = HostBlock(node.key, last, node.num_blocks, page)
             self._blocks[node.key] = block
+            if self._serves(block):
+                self.journal.add(block.key, Tier.HOST)
             if last is not None:
                 last.num_children += 1
             last = block
@@ -256,7 +323,7 @@ class HostTier:
         bytes_then = (self._num_demoted_pages + num_pages) * self.memory.page_bytes
         if num_pages and self._num_demoted_pages and bytes_then > self._step_bytes:
             return False
-        if node.num_blocks * self.memory.has_kv + self.memory.state_pages > self._pages.capacity:
+        if self.memory.pages_of(node.num_blocks) > self._pages.capacity:
             return False
         if known is not None:
             known.num_children += 1
@@ -275,6 +342,8 @@ class HostTier:
     def _give_up(self, start: HostBlock) -> None:
         del self._starts[start]
         start.is_start = False
+        if not self._serves(start):
+            self.journal.remove(start.key, Tier.HOST)
         self._pages.free(start.state_pages)
         start.state_pages = ()
         self._trim(start)
@@ -283,6 +352,8 @@ class HostTier:
         """Removes a block, and those before it, as long as they lead to no start."""
         while block is not None and not block.is_start and block.num_children == 0:
             del self._blocks[block.key]
+            if self._serves(block):
+                self.journal.remove(block.key, Tier.HOST)
             if block.page != NULL_INDEX:
                 self._pages.free([block.page])
             block = block.parent
