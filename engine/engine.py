@@ -22,6 +22,7 @@ from engine.parallel.tensor_parallel import ALONE, TensorParallel
 from engine.request import Request
 from engine.row_kinds import PlannedRow
 from engine.schedule.step_plan import StepPlan
+from engine.session_calls import SessionCalls
 from engine.stats import EngineStats
 from engine.step.launched_step import LaunchedStep, RowResult, measure_gaps
 from engine.step_result import Landed, StepResult, last_output
@@ -63,10 +64,12 @@ class Engine:
         self.capacity = parts.capacity
         self.caches = parts.caches
         self.scheduler = parts.scheduler
+        self._sizes = parts.sizes
         self._store = parts.store
         self._checks = parts.checks
         self._runner = parts.runner
         self._following = Following(self.grammars, self._runner)
+        self.tend = SessionCalls(self.scheduler.owned, self._checks, self._move).tend
         self._steps_ahead = config.resolve_steps_ahead(self.device)
         self._in_flight: deque[LaunchedStep] = deque()
         self._landed = Landed()
@@ -80,7 +83,7 @@ class Engine:
 
     def _start_counting(self) -> None:
         self._stats = EngineStats(self.config.num_positions - 1)
-        self.measures = Measures(self.scheduler.owned.cache.tier.figures)
+        self.measures = Measures(self.scheduler.owned.cache.tier.figures, self._sizes.token_range_flops)
 
     def _get_ready(self) -> None:
         """Compiles the kernels and captures the graphs that steps run, so that no client's request waits for
@@ -316,7 +319,7 @@ class Engine:
         if not measured.admitted_s:  # otherwise it was preempted and resumes
             measured.admitted_s = time.monotonic()
             waited_s = measured.admitted_s - measured.arrived_s
-            self.measures.admitted(waited_s, request.num_prompt, measured.num_cached)
+            self.measures.admitted(waited_s, request.num_prompt, measured.num_cached, measured.num_promoted)
 
     def _without(self, plan: StepPlan, faults: list[tuple[Request, TwinfangError]]) -> StepPlan:
         """Returns the plan without requests that must not be computed; reports these requests as failed."""

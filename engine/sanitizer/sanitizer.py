@@ -26,6 +26,7 @@ import torch
 from numpy.typing import NDArray
 
 from engine.memory.caches import Caches
+from engine.memory.host_tier import HostCopies
 from engine.memory.index_pool import NULL_INDEX
 from engine.models.batch import Batch
 from engine.parallel.tensor_parallel import ALONE, TensorParallel
@@ -167,10 +168,13 @@ class Sanitizer:
 
     # --- a step ----------------------------------------------------------------------------------
 
+    def came_back(self, copies: HostCopies) -> None:
+        for copy in copies.promoted:
+            self._in_host.promoted(copy)
+
     def inspect(self, plan: StepPlan) -> list[tuple[Request, TwinfangError]]:
         self._check_free_rows()
-        for copy in plan.host_copies.promoted:
-            self._in_host.promoted(copy)
+        self.came_back(plan.host_copies)
         for fork in plan.forks:
             self._fork(fork)
         faults: dict[Request, SanitizerError] = {}

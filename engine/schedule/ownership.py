@@ -16,6 +16,7 @@ from engine.row_kinds import PlannedRow
 from engine.schedule.cache_modes import CacheMode
 from engine.schedule.capacity import CapacityPlan
 from engine.schedule.one_part_caches import make_prefix_cache
+from engine.schedule.sessions import Sessions
 
 
 class Ownership:
@@ -35,6 +36,7 @@ class Ownership:
         self.blocks = IndexPool(plan.num_blocks, "block")
         self.slots = IndexPool(plan.num_slots, "slot")
         self.cache = make_prefix_cache(plan, self.blocks, self.slots, fingerprint, policy, tier)
+        self.sessions = Sessions(self.cache)
         self._mode = mode
         self._plan = plan
         self._num_slots = num_positions if plan.has_state else 0
@@ -66,6 +68,9 @@ class Ownership:
         if request.ticket is None:
             if match is found:
                 self.cache.used(found)
+            self.cache.resumed(match, request.session)
+            if match.state is not None:
+                self.sessions.note(request.session, match.nodes[-1].key)
             self._start_behind(request, match)
         return True
 
@@ -111,9 +116,10 @@ class Ownership:
         memory.nodes = nodes
         state = None
         if self._plan.has_state:
-            state = cache.put_state(nodes[-1], slot, start.place)
+            state = cache.put_state(nodes[-1], slot, start.place, start.session)
             memory.read_state, memory.read_slot = state, slot
         num_saved = (start.num_blocks - len(found.nodes)) * self._plan.block_size
+        request.measured.num_promoted = num_saved
         cache.tier.promote(start, memory.block_ids[num_held : start.num_blocks], slot, num_saved)
         return Match(nodes, state, beyond, found.keys)
 
@@ -281,7 +287,9 @@ class Ownership:
             memory.boundary = None
         num_blocks = boundary.length // self._plan.block_size
         place = self._place(request, boundary.length)
-        state = self.cache.put_state(memory.nodes[num_blocks - 1], boundary.slot, place)
+        node, session = memory.nodes[num_blocks - 1], "" if place == Place.BRANCH else request.session
+        state = self.cache.put_state(node, boundary.slot, place, session)
+        self.sessions.note(request.session, node.key)
         if boundary.length == request.num_computed:
             memory.read_state, memory.read_slot = state, boundary.slot
         elif state is None:
