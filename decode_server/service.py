@@ -88,7 +88,9 @@ class DecodeService(EngineServer, ExchangeListener):
         self._preparations: dict[str, asyncio.Task[None]] = {}
         """Tasks of requests that wait for a handshake or a grammar, by request id."""
         server.add_service(DECODE_SERVICE, {"Stream": stream_handler(self.stream)})
-        server.add_server_service(self.describe, self.stats, self.prefix_news, self.set_draining)
+        server.add_server_service(
+            self.describe, self.stats, self.prefix_news, self.set_draining, self.tend_session
+        )
 
     async def close(self) -> None:
         for stream in list(self._open_streams):

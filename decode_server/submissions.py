@@ -68,6 +68,7 @@ class Submissions:
             client=submit.client,
             keeps_state=submit.keeps_state and self.takes_tickets,
             num_answered=submit.num_answered,
+            session=submit.session,
         )
 
     def _check_ticket(self, ticket: AnyTicket, num_tokens: int) -> None:
@@ -100,6 +101,7 @@ def _scored_request(submit: Submit) -> Request:
         params=None,
         prompt_logprobs_wanted=submit.prompt_logprobs,
         cache_salt=submit.cache_salt,
+        session=submit.session,
     )
 
 

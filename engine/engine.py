@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
 
 import torch
 
@@ -23,9 +22,10 @@ from engine.parallel.tensor_parallel import ALONE, TensorParallel
 from engine.request import Request
 from engine.row_kinds import PlannedRow
 from engine.schedule.step_plan import StepPlan
+from engine.session_calls import SessionCalls
 from engine.stats import EngineStats
 from engine.step.launched_step import LaunchedStep, RowResult, measure_gaps
-from engine.step_result import Landed, StepResult, last_output
+from engine.step_result import Landed, StepResult, last_output, still_in
 from telemetry.engine_metrics import Measures
 from telemetry.start_up import StartUp
 from wire.errors import InvalidRequestError, TwinfangError
@@ -65,10 +65,12 @@ class Engine:
         self.capacity = parts.capacity
         self.caches = parts.caches
         self.scheduler = parts.scheduler
+        self._sizes = parts.sizes
         self._store = parts.store
         self._checks = parts.checks
         self._runner = parts.runner
         self._following = Following(self.grammars, self._runner)
+        self.tend = SessionCalls(self.scheduler.owned, self._checks, self._move).tend
         self._steps_ahead = config.resolve_steps_ahead(self.device)
         self._in_flight: deque[LaunchedStep] = deque()
         self._landed = Landed()
@@ -82,7 +84,8 @@ class Engine:
 
     def _start_counting(self) -> None:
         self._stats = EngineStats(self.config.num_positions - 1)
-        self.measures = Measures(*self.scheduler.owned.tier_figures)
+        figures = self.scheduler.owned.tier_figures
+        self.measures = Measures(*figures, flops=self._sizes.token_range_flops)
 
     def _get_ready(self) -> None:
         """Compiles the kernels and captures the graphs that steps run, so that no client's request waits for
@@ -267,7 +270,7 @@ class Engine:
     def _land_needed(self) -> None:
         """Reads back all steps in flight if the next plan depends on them: either the plan may preempt a
         request, or the steps bring tokens that a grammar follows."""
-        follows = bool(self._following) and any(map(_follows, self._in_flight))
+        follows = bool(self._following) and any(one.is_followed for one in self._in_flight)
         if self._in_flight and (follows or self.scheduler.must_preempt):
             self._land_all()
 
@@ -279,14 +282,14 @@ class Engine:
         """Returns what has been read back since the last result, and what the plan has begun."""
         landed, self._landed = self._landed, Landed()
         held, running = self.scheduler.held, self.scheduler.running
-        prefilled = _still_in(held, plan.prefilled + landed.prefilled)
+        prefilled = still_in(held, plan.prefilled + landed.prefilled)
         for request in prefilled:
             self.measures.ended["prefilled"] += 1
             self.measures.prefill.add(time.monotonic() - request.measured.admitted_s)
         return StepResult(
             landed.outputs.take(),
             prefilled,
-            _still_in(running, landed.progressed),
+            still_in(running, landed.progressed),
             plan.to_transfer,
             landed.kept,
             self._to_give_up(plan),
@@ -319,7 +322,7 @@ class Engine:
         if not measured.admitted_s:  # otherwise it was preempted and resumes
             measured.admitted_s = time.monotonic()
             waited_s = measured.admitted_s - measured.arrived_s
-            self.measures.admitted(waited_s, request.num_prompt, measured.num_cached)
+            self.measures.admitted(waited_s, request.num_prompt, measured.num_cached, measured.num_promoted)
 
     def _without(self, plan: StepPlan, faults: list[tuple[Request, TwinfangError]]) -> StepPlan:
         """Returns the plan without requests that must not be computed; reports these requests as failed."""
@@ -438,13 +441,3 @@ class Engine:
     def stats(self) -> ServerStats:
         """Returns the present load and memory; the transfer layer adds its own stats."""
         return self._stats.now(self.scheduler)
-
-
-def _still_in(table: Mapping[str, Request], requests: Iterable[Request]) -> list[Request]:
-    """Returns the requests that have not been cancelled or released meanwhile."""
-    return [request for request in requests if table.get(request.request_id) is request]
-
-
-def _follows(launched: LaunchedStep) -> bool:
-    """Whether a step in flight brings tokens that a grammar follows."""
-    return any(row.request.follower is not None and row.samples for row in launched.plan.rows)

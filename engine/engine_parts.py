@@ -21,6 +21,7 @@ from engine.grammar.source import GrammarSource, RemoteGrammars
 from engine.memory.caches import Caches, CacheSpec
 from engine.memory.eviction import EvictionPolicy, LruEviction
 from engine.memory.host_tier import HostMemory, HostTier
+from engine.memory.prefix_journal import PrefixJournal, Tier
 from engine.memory.start_sizes import StartSizes
 from engine.memory.state_placement import StatePlacement
 from engine.memory.value_eviction import ValueEviction
@@ -55,6 +56,8 @@ class EngineParts:
     grammars: GrammarSource
     capacity: CapacityPlan
     caches: Caches
+    sizes: StartSizes
+    """What cached prompts weigh and save, for the whole model."""
     scheduler: Scheduler
     store: HostStore
     checks: Checks
@@ -110,7 +113,10 @@ class EngineParts:
         runner = StepRunner(config, model, caches, rows, capacity, checks)
         start_up.ended("pools")
         store = HostStore(caches, tier.memory, files)
-        return cls(device, model, digest, grammars, capacity, caches, scheduler, store, checks, runner)
+        return cls(
+            *(device, model, digest, grammars, capacity, caches, _start_sizes(config, model_config)),
+            *(scheduler, store, checks, runner),
+        )
 
 
 def load_weights(
@@ -205,8 +211,10 @@ def _make_tier(
         config.host_cache_bytes, block_bytes=capacity.block_bytes, slot_bytes=capacity.slot_bytes
     )
     flops_per_byte = CPU_FLOPS_PER_BYTE if device.type == "cpu" else GPU_FLOPS_PER_BYTE
-    pays = partial(_start_sizes(config, model).is_worth_copying, flops_per_byte=flops_per_byte)
-    return HostTier(memory, pays=pays)
+    sizes = _start_sizes(config, model)
+    pays = partial(sizes.is_worth_copying, flops_per_byte=flops_per_byte)
+    costs = {Tier.HOST: sizes.read_cost(flops_per_byte)} if memory.num_pages else {}
+    return HostTier(memory, pays=pays, journal=PrefixJournal(costs))
 
 
 def _make_file_tier(

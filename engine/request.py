@@ -91,6 +91,8 @@ class Measured:
     last_token_s: float = 0.0
     num_cached: int = 0
     """Tokens that were not computed because the prefix cache had them."""
+    num_promoted: int = 0
+    """The last of these tokens, which host memory had and the device had not."""
     transfer_s: float = 0.0
     transfer_bytes: int = 0
     transfer_descriptors: int = 0
@@ -155,6 +157,8 @@ class Request:
     forks: list[Request] = field(default_factory=list)
     """Further choices of the same prompt. They wait for this request's state after all tokens but the last
     (:mod:`engine.schedule.forks`)."""
+    session: str = ""
+    """The session that the request belongs to (:mod:`wire.messages.sessions`); empty: none."""
 
     lender: Lender | None = field(init=False, default=None)
     """Lets other servers read this request's memory; None: no server may read it."""

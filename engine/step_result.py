@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from engine.request import Request
@@ -78,3 +79,8 @@ class Landed:
                 stats=None if reason is None else request.measured.stats(),
             )
         )
+
+
+def still_in(table: Mapping[str, Request], requests: Iterable[Request]) -> list[Request]:
+    """Returns the requests that have not been cancelled or released meanwhile."""
+    return [request for request in requests if table.get(request.request_id) is request]

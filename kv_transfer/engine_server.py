@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from telemetry.start_up import StartUp
 from wire.errors import ConfigError
 from wire.messages.generation import DrainNews, ServerInfo, SetDraining
 from wire.messages.prefixes import PrefixNews
+from wire.messages.sessions import SessionNews, TendSession
 from wire.server import GrpcServer
 from wire.tls.identity_files import IdentityFiles
 
@@ -92,6 +94,8 @@ class EngineServer:
         self._local_prefill = local_prefill
         self._hang_deadline_s = config.hang_deadline_s
         self._is_draining = False
+        self._retained: dict[str, asyncio.TimerHandle] = {}
+        """The ends of the times for which sessions' starts are retained."""
         files = config.engine.file_cache
         self._host = EngineHost(
             config.engine,
@@ -129,6 +133,23 @@ class EngineServer:
 
     async def prefix_news(self, since: int | None) -> PrefixNews:
         return await self._host.ask(lambda: self._engine.prefix_news(since))
+
+    async def tend_session(self, call: TendSession) -> SessionNews:
+        """Does what a router asks for a session. What is retained is let go when its time is over."""
+        news = await self._host.ask(lambda: self._engine.tend(call))
+        if call.action != "prefetch" and (timer := self._retained.pop(call.session, None)) is not None:
+            timer.cancel()
+        if call.action == "retain" and news.num_starts:
+            loop = asyncio.get_running_loop()
+            self._retained[call.session] = loop.call_later(call.for_s, self._let_go_session, call.session)
+        return news
+
+    def _let_go_session(self, session: str) -> None:
+        del self._retained[session]
+        self._host.post(lambda: self._let_go_on_engine(session))
+
+    def _let_go_on_engine(self, session: str) -> None:
+        self._engine.tend(TendSession(session, "let_go"))
 
     def _drain_news(self) -> DrainNews:
         return DrainNews(self._is_draining, self._incarnation)

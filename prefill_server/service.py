@@ -78,7 +78,9 @@ class PrefillService(EngineServer, ExchangeListener):
                 ABANDON.name: unary_handler(ABANDON, self.abandon),
             },
         )
-        server.add_server_service(self.describe, self.stats, self.prefix_news, self.set_draining)
+        server.add_server_service(
+            self.describe, self.stats, self.prefix_news, self.set_draining, self.tend_session
+        )
 
     async def close(self) -> None:
         self._streams.close()
@@ -114,6 +116,7 @@ class PrefillService(EngineServer, ExchangeListener):
             prompt_logprobs_wanted=message.prompt_logprobs,
             cache_salt=message.cache_salt,
             ticket=await self._usable(message.resume, message),
+            session=message.session,
         )
         if request.ticket is not None:
             self._exchange.announce(request.ticket)
@@ -208,7 +211,13 @@ class PrefillService(EngineServer, ExchangeListener):
         if not outputs:
             return
         if result.settled:
-            again = Request(request.request_id, request.tokens, params=None, cache_salt=request.cache_salt)
+            again = Request(
+                request.request_id,
+                request.tokens,
+                params=None,
+                cache_salt=request.cache_salt,
+                session=request.session,
+            )
             self._add(again)
         else:
             error = TransferError("reading the conversation's state took too long; send the request again")

@@ -26,7 +26,7 @@ from router.admin.processes.overview import Processes
 from router.admin_ui import pages
 from router.admission.gate import Gate, GateLimits
 from router.admission.hold import Hold, watch
-from router.api import probes, refused
+from router.api import probes, refused, sessions
 from router.api.anthropic import errors as anthropic_errors
 from router.api.anthropic import messages
 from router.api.openai import chat, completions, model_list, tokenization
@@ -99,7 +99,8 @@ def create_app(config: RouterConfig, *, on_fatal: OnFatal = end_process) -> Fast
     )
     forms = {anthropic_errors.PATH: anthropic_errors.ANTHROPIC_ERRORS}
     install_error_handlers(app, forms, Refusals(probes.PROBE_PATHS))
-    for module in (completions, chat, messages, refused, creation, stored, tokenization, model_list, probes):
+    endpoints = (completions, chat, messages, refused, creation, stored, tokenization, sessions, model_list)
+    for module in (*endpoints, probes):
         app.include_router(module.router)
     credentials = resources.files.credentials
     if credentials.give_roles:

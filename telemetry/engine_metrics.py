@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -13,6 +14,8 @@ StepRun = Literal["graph", "eager"]
 """Whether the step was one launch of a captured graph."""
 End = Literal["stop", "length", "cancelled", "error", "moved", "prefilled"]
 """A finish reason, or ``prefilled``: the prompt waits to be read by a decode server."""
+CacheTier = Literal["device", "host"]
+"""Where a cached prompt was found: on the device or in host memory."""
 Fault = Literal["state", "logits"]
 """What showed that a request's memory was damaged: the sanitizer before a step, or logits that are not
 finite."""
@@ -47,6 +50,8 @@ class HostCacheFigures:
 
     size_bytes: int = 0
     used_bytes: int = 0
+    retained_bytes: int = 0
+    """The part that holds retained starts of sessions, as if they shared nothing."""
     demoted: int = 0
     """Prefixes that were copied from the device."""
     promoted: int = 0
@@ -104,10 +109,15 @@ class Measures:
     Times are in seconds."""
 
     def __init__(
-        self, host_cache: HostCacheFigures | None = None, file_cache: FileCacheFigures | None = None
+        self,
+        host_cache: HostCacheFigures | None = None,
+        file_cache: FileCacheFigures | None = None,
+        flops: Callable[[int, int], float] = lambda start, end: 0.0,
     ) -> None:
+        """``flops`` returns the FLOP of computing the tokens of a prompt from one position to another."""
         self.host_cache = host_cache or HostCacheFigures()
         self.file_cache = file_cache or FileCacheFigures()
+        self._flops = flops
         self.steps: dict[tuple[StepKind, StepRun], int] = {
             ("decode", "graph"): 0,  # other kinds of steps have no graphs
             **{(kind, "eager"): 0 for kind in get_args(StepKind)},
@@ -126,13 +136,19 @@ class Measures:
         self.prompt_tokens_found = 0
         """The looked-up tokens that the prefix cache had, up to the last state from which a request could
         start."""
+        self.saved_flops: dict[CacheTier, float] = dict.fromkeys(get_args(CacheTier), 0.0)
+        """FLOP of the found tokens, by the tier that had them."""
         self._last_landed_s = 0.0
 
-    def admitted(self, waited_s: float, num_tokens: int, num_cached: int) -> None:
-        """Note that a request got room for the first time."""
+    def admitted(self, waited_s: float, num_tokens: int, num_cached: int, num_promoted: int = 0) -> None:
+        """Note that a request got room for the first time. Of its cached tokens, the last ``num_promoted``
+        came from host memory."""
         self.queue.add(waited_s)
         self.prompt_tokens_looked_up += num_tokens
         self.prompt_tokens_found += num_cached
+        on_device = num_cached - num_promoted
+        self.saved_flops["device"] += self._flops(0, on_device)
+        self.saved_flops["host"] += self._flops(on_device, num_cached)
 
     def stepped(
         self, kind: StepKind, run: StepRun, *, num_rows: int, num_tokens: int, launched_s: float, now: float

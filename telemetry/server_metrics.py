@@ -203,3 +203,11 @@ def _of_requests(measures: Measures) -> Iterator[Metric]:
     yield CounterMetricFamily(
         "twinfang_prefix_cache_hits", "Prompt tokens that the prefix cache had.", measures.prompt_tokens_found
     )
+    saved = CounterMetricFamily(
+        "twinfang_prefix_cache_saved_flops",
+        "FLOP of these tokens, by the tier that had them: device, or host for host memory.",
+        labels=["tier"],
+    )
+    for tier, flops in measures.saved_flops.items():
+        saved.add_metric([tier], flops)
+    yield saved

@@ -50,6 +50,7 @@ from wire.messages.handoff import (
     Ticket,
 )
 from wire.messages.prefixes import GetPrefixes, PrefixNews
+from wire.messages.sessions import SessionNews, TendSession
 from wire.repeated_lines import RepeatedLines
 
 log = logging.getLogger(__name__)
@@ -129,6 +130,7 @@ DESCRIBE = Method(SERVER_SERVICE, "Describe", Describe, ServerInfo)
 GET_STATS = Method(SERVER_SERVICE, "GetStats", GetStats, ServerStats)
 GET_PREFIXES = Method(SERVER_SERVICE, "GetPrefixes", GetPrefixes, PrefixNews)
 SET_DRAINING = Method(SERVER_SERVICE, "SetDraining", SetDraining, Empty)
+TEND_SESSION = Method(SERVER_SERVICE, "TendSession", TendSession, SessionNews)
 
 MAX_CALL_BYTES = 1 << 20
 """Most bytes of the request of a single call, such as a renewal of some ten thousand leases. A server unpacks

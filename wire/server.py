@@ -16,6 +16,7 @@ from wire.health import Health
 from wire.http.address import host_port
 from wire.messages.generation import Empty, ServerInfo, ServerStats, SetDraining
 from wire.messages.prefixes import GetPrefixes, PrefixNews
+from wire.messages.sessions import SessionNews, TendSession
 from wire.rpc import (
     DESCRIBE,
     GET_PREFIXES,
@@ -23,6 +24,7 @@ from wire.rpc import (
     SERVER_OPTIONS,
     SERVER_SERVICE,
     SET_DRAINING,
+    TEND_SESSION,
     service,
     unary_handler,
 )
@@ -84,8 +86,9 @@ class GrpcServer:
         stats: Callable[[], Awaitable[ServerStats]],
         prefix_news: Callable[[int | None], Awaitable[PrefixNews]],
         set_draining: Callable[[SetDraining], Awaitable[None]],
+        tend_session: Callable[[TendSession], Awaitable[SessionNews]],
     ) -> None:
-        """Adds Describe, GetStats, GetPrefixes and SetDraining, which every server answers."""
+        """Adds Describe, GetStats, GetPrefixes, SetDraining and TendSession, which every server answers."""
 
         async def on_describe(_request: Any, _context: Any) -> ServerInfo:
             return describe()
@@ -100,7 +103,11 @@ class GrpcServer:
             await set_draining(request)
             return Empty()
 
+        async def on_session(request: TendSession, _context: Any) -> SessionNews:
+            return await tend_session(request)
+
         handlers = {
+            TEND_SESSION.name: unary_handler(TEND_SESSION, on_session),
             SET_DRAINING.name: unary_handler(SET_DRAINING, on_draining),
             DESCRIBE.name: unary_handler(DESCRIBE, on_describe),
             GET_STATS.name: unary_handler(GET_STATS, on_stats),

@@ -18,8 +18,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engine.files.start_files import NO_JOBS, EndedJob, FileJob, FileJobs, NoFiles, StartFiles, longest_start
-from engine.memory.cached_start import Match, Place
-from engine.memory.host_tier import HostBlock, HostTier, Reservation
+from engine.memory.cached_start import HostBlock, Match, Place, Reservation
+from engine.memory.host_tier import HostTier
 
 
 @dataclass(eq=False)
@@ -95,13 +95,19 @@ class FileTier:
         else:
             self._host.cancel(fetch.reserved)
 
+    def note(self) -> None:
+        """Notes the starts that the plan which host memory made last demotes: they are to be written."""
+        if not self._files.is_on:
+            return
+        self._unwritten |= dict.fromkeys(self._host.newcomers)
+        if len(self._unwritten) > 64 + 2 * self._host.num_starts:
+            self._unwritten = {start: None for start in self._unwritten if start.is_start}
+
     def take(self) -> FileJobs:
         """Returns what the plan that is being made asks of the files."""
         if not self._files.is_on:
             return NO_JOBS
-        self._unwritten |= dict.fromkeys(self._host.newcomers)
-        if len(self._unwritten) > 64 + 2 * self._host.num_starts:
-            self._unwritten = {start: None for start in self._unwritten if start.is_start}
+        self.note()
         reads, self._to_read = tuple(self._to_read), []
         landed, self._landed_pages = tuple(self._landed_pages), []
         writes = self._next_write()

@@ -1,4 +1,4 @@
-"""What the prefix cache keeps: blocks of KV in a tree, and states at the ends of some of them.
+"""What the prefix cache and host memory keep: blocks of KV in a tree, and states at the ends of some of them.
 
 A *start* is a block with a state: a position from which a request can resume. Pure data.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
+
+from engine.memory.index_pool import NULL_INDEX
 
 
 class Place(IntEnum):
@@ -47,6 +49,8 @@ class CachedState:
     """The number of the request that last started here, or else of the request that kept the state."""
     queue: int = -1
     """Index of the queue in which an eviction policy has the state; -1: in none."""
+    session: str = ""
+    """The session whose requests alone kept the state and started here; empty: none, or others as well."""
 
 
 @dataclass(eq=False, slots=True)
@@ -87,3 +91,64 @@ class Match:
     def num_matched_blocks(self) -> int:
         """Number of blocks whose KV is cached, with or without a usable state."""
         return len(self.nodes) + len(self.beyond)
+
+
+@dataclass(eq=False, slots=True)
+class HostBlock:
+    """A block in host memory, and the start at its end if there is one."""
+
+    key: bytes
+    parent: HostBlock | None
+    num_blocks: int
+    """Number of blocks from the prompt's start to the end of this block."""
+    page: int
+    """Null if the model has no KV."""
+    is_start: bool = False
+    state_pages: tuple[int, ...] = ()
+    place: Place = Place.INNER
+    num_children: int = 0
+    moved_in: int = 0
+    """Number of the last plan that moves the start."""
+    is_pinned: bool = False
+    """Whether the start is being written to files, so that it can't be given up."""
+    session: str = ""
+    """Like :attr:`CachedState.session`."""
+
+
+@dataclass(frozen=True, eq=False)
+class Reservation:
+    """Pages for a start that is being read from files."""
+
+    known: HostBlock | None
+    """The last block on the way to the start that host memory has. It stays."""
+    num_before: int
+    """Number of blocks from the prompt's start to the first key."""
+    keys: tuple[bytes, ...]
+    """Keys of the blocks that host memory lacks."""
+    block_pages: tuple[int, ...]
+    state_pages: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class HostCopy:
+    """Blocks and a state to copy between the pools and host memory, in one direction."""
+
+    block_ids: tuple[int, ...]
+    block_pages: tuple[int, ...]
+    """The page of each block."""
+    slot: int = NULL_INDEX
+    state_pages: tuple[int, ...] = ()
+    """Pages of the slot's bytes, in order; empty: no state is copied."""
+    reader: str = ""
+    """Id of the request that a promoted start is for."""
+
+
+@dataclass(frozen=True)
+class HostCopies:
+    """The copies of one step. All demotions come before all promotions."""
+
+    demoted: tuple[HostCopy, ...] = ()
+    promoted: tuple[HostCopy, ...] = ()
+
+
+NO_COPIES = HostCopies()

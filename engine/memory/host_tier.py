@@ -7,6 +7,7 @@ start has its state *and* all blocks that lead to it in host memory. So it can s
 device still has. Starts share blocks: the index is a tree with the keys of the prefix cache.
 
 A start comes when the device gives it up. It goes when its pages are needed and it was used least recently.
+A session's start goes before that, once a request of the session has started from a longer one.
 A start that was promoted keeps its pages: giving it up once more copies nothing.
 
 This class only decides. There is no clock and no I/O in it, so ranks with equal requests keep the same starts
@@ -21,39 +22,24 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from engine.memory.cached_start import CachedBlock, Match, Place
+from engine.memory.cached_start import (
+    NO_COPIES,
+    CachedBlock,
+    HostBlock,
+    HostCopies,
+    HostCopy,
+    Match,
+    Place,
+    Reservation,
+)
 from engine.memory.index_pool import NULL_INDEX, IndexPool
+from engine.memory.prefix_journal import PrefixJournal, Tier
 from telemetry.engine_metrics import HostCacheFigures
 from wire.errors import ConfigError
 
 STEP_BYTES = 256 << 20
 """Bytes that one step may demote, so that a burst of evictions does not delay a step: 10 ms over PCIe 4. A
 single start may be larger."""
-
-
-@dataclass(frozen=True)
-class HostCopy:
-    """Blocks and a state to copy between the pools and host memory, in one direction."""
-
-    block_ids: tuple[int, ...]
-    block_pages: tuple[int, ...]
-    """The page of each block."""
-    slot: int = NULL_INDEX
-    state_pages: tuple[int, ...] = ()
-    """Pages of the slot's bytes, in order; empty: no state is copied."""
-    reader: str = ""
-    """Id of the request that a promoted start is for."""
-
-
-@dataclass(frozen=True)
-class HostCopies:
-    """The copies of one step. All demotions come before all promotions."""
-
-    demoted: tuple[HostCopy, ...] = ()
-    promoted: tuple[HostCopy, ...] = ()
-
-
-NO_COPIES = HostCopies()
 
 
 @dataclass(frozen=True)
@@ -86,42 +72,12 @@ class HostMemory:
     def num_bytes(self) -> int:
         return self.num_pages * self.page_bytes
 
+    def pages_of(self, num_blocks: int) -> int:
+        """Returns the pages of a start that shares its blocks with no other."""
+        return self.state_pages + num_blocks * self.has_kv
+
 
 NO_HOST_MEMORY = HostMemory(0, 0, 0)
-
-
-@dataclass(eq=False, slots=True)
-class HostBlock:
-    """A block in host memory, and the start at its end if there is one."""
-
-    key: bytes
-    parent: HostBlock | None
-    num_blocks: int
-    """Number of blocks from the prompt's start to the end of this block."""
-    page: int
-    """Null if the model has no KV."""
-    is_start: bool = False
-    state_pages: tuple[int, ...] = ()
-    place: Place = Place.INNER
-    num_children: int = 0
-    moved_in: int = 0
-    """Number of the last plan that moves the start."""
-    is_pinned: bool = False
-    """Whether the start is being written to files, so that it can't be given up."""
-
-
-@dataclass(frozen=True, eq=False)
-class Reservation:
-    """Pages for a start that is being read from files."""
-
-    known: HostBlock | None
-    """The last block on the way to the start that host memory has. It stays."""
-    num_before: int
-    """Number of blocks from the prompt's start to the first key."""
-    keys: tuple[bytes, ...]
-    """Keys of the blocks that host memory lacks."""
-    block_pages: tuple[int, ...]
-    state_pages: tuple[int, ...]
 
 
 class HostTier:
@@ -137,8 +93,11 @@ class HostTier:
         *,
         pays: Callable[[int, int, int], bool] = lambda start, end, num_blocks: True,
         step_bytes: int = STEP_BYTES,
+        journal: PrefixJournal | None = None,
     ) -> None:
         self.memory = memory
+        self.journal = journal or PrefixJournal()
+        """What routers learn of: the starts here, and those that the prefix cache notes there."""
         self.figures = HostCacheFigures(size_bytes=memory.num_bytes)
         self._pays = pays
         self._step_bytes = step_bytes
@@ -149,7 +108,9 @@ class HostTier:
         self._pages = IndexPool(1 + memory.num_pages, "page of host memory")
         self._blocks: dict[bytes, HostBlock] = {}
         self._starts: OrderedDict[HostBlock, None] = OrderedDict()
-        """All starts; those used least recently come first."""
+        """All starts that may be given up; those used least recently come first."""
+        self._retained: set[HostBlock] = set()
+        """Starts that may not be given up."""
         self._forget_copies()
 
     def _forget_copies(self) -> None:
@@ -161,6 +122,8 @@ class HostTier:
     def clear(self) -> None:
         """Gives up everything but what is being written to files. Copies that no plan has taken yet are not
         made."""
+        for start in [*self._retained]:
+            self.let_go(start)
         for start in [start for start in self._starts if not start.is_pinned]:
             self._give_up(start)
         self._forget_copies()
@@ -172,7 +135,7 @@ class HostTier:
 
     @property
     def num_starts(self) -> int:
-        return len(self._starts)
+        return len(self._starts) + len(self._retained)
 
     def take(self) -> HostCopies:
         """Returns the copies for the plan that is being made. The next plan begins."""
@@ -205,19 +168,29 @@ class HostTier:
 
     def longest(self, found: Match, most_blocks: int) -> HostBlock | None:
         """Returns the longest start of at most ``most_blocks`` blocks if it is longer than the device's."""
-        if not self._starts:
+        if not self._blocks:
             return None
         for length in range(min(most_blocks, len(found.keys)), len(found.nodes), -1):
             block = self._blocks.get(found.keys[length - 1])
-            if block is not None and (block.is_start or not self.memory.state_pages):
+            if block is not None and self._serves(block):
                 return block
         return None
 
+    def _serves(self, block: HostBlock) -> bool:
+        """Whether a request can start at the end of a block. Without states, it can at every block."""
+        return block.is_start or not self.memory.state_pages
+
     def hold(self, start: HostBlock) -> None:
         """Protects a start that is to be promoted from being given up by this plan."""
+        if not self._serves(start):
+            self.journal.add(start.key, Tier.HOST)
         start.is_start, start.moved_in = True, self._plan
-        self._starts[start] = None
-        self._starts.move_to_end(start)
+        self._used(start)
+
+    def _used(self, start: HostBlock) -> None:
+        if start not in self._retained:
+            self._starts[start] = None
+            self._starts.move_to_end(start)
 
     def promote(
         self, start: HostBlock, block_ids: Sequence[int], slot: int, num_tokens: int, reader: str = ""
@@ -238,9 +211,46 @@ class HostTier:
 
     def touch(self, key: bytes) -> None:
         """Notes that a request started here from the device's copy of the start, if host memory has one."""
+        block = self.start(key)
+        if block is not None:
+            self._used(block)
+
+    def resumed(self, keys: Sequence[bytes], session: str) -> None:
+        """Notes that a request of a session starts behind the blocks with these keys: the session's shorter
+        starts go next."""
+        last = self._blocks.get(keys[-1])
+        if last is not None and last.session != session:
+            last.session = ""
+        for key in keys[:-1] if session and self._starts else ():
+            self.outdate(key, session)
+
+    def outdate(self, key: bytes, session: str) -> bool:
+        """Lets a session's start go next, unless it is retained. Returns whether there is such a start."""
+        block = self.start(key)
+        if block is None or block.session != session:
+            return False
+        # What this plan moves must not stand before what it may give up.
+        if block in self._starts and block.moved_in != self._plan:
+            self._starts.move_to_end(block, last=False)
+        return True
+
+    # --- retained --------------------------------------------------------------------------------
+
+    def start(self, key: bytes) -> HostBlock | None:
+        """Returns the start at the end of a block; None if host memory has none there."""
         block = self._blocks.get(key)
-        if block is not None and block.is_start:
-            self._starts.move_to_end(block)
+        return block if block is not None and block.is_start else None
+
+    def retain(self, start: HostBlock) -> None:
+        """Keeps a start until :meth:`let_go`."""
+        self._starts.pop(start, None)
+        self._retained.add(start)
+
+    def let_go(self, start: HostBlock) -> None:
+        """Lets a retained start be given up. It counts as used now."""
+        if start in self._retained:
+            self._retained.remove(start)
+            self._used(start)
 
     # --- from files and to files -----------------------------------------------------------------
 
@@ -317,7 +327,7 @@ class HostTier:
             return
         known, path = self._missing(node)
         if known is not None and not path and known.is_start:
-            self._starts.move_to_end(known)
+            self._used(known)
             return
         num_pages = self.memory.state_pages + (len(path) if self.memory.has_kv else 0)
         if not self._may_copy(num_pages) or not self._make_room(node.num_blocks, known, num_pages):
@@ -327,6 +337,7 @@ class HostTier:
         state_pages, block_pages = pages[: self.memory.state_pages], pages[self.memory.state_pages :]
         start = self._enter(path, known, block_pages)
         start.state_pages, start.place = tuple(state_pages), place
+        start.session = "" if node.state is None else node.state.session
         self.hold(start)
         self._arriving.append(start)
         if pages:
@@ -355,6 +366,8 @@ class HostTier:
 
     def _add(self, key: bytes, parent: HostBlock | None, num_blocks: int, page: int) -> HostBlock:
         block = self._blocks[key] = HostBlock(key, parent, num_blocks, page)
+        if self._serves(block):
+            self.journal.add(key, Tier.HOST)
         if parent is not None:
             parent.num_children += 1
         return block
@@ -369,7 +382,7 @@ class HostTier:
 
         ``num_blocks`` is the length of the start that needs the pages. Returns whether there is room now.
         """
-        if num_blocks * self.memory.has_kv + self.memory.state_pages > self._pages.capacity:
+        if self.memory.pages_of(num_blocks) > self._pages.capacity:
             return False
         if known is not None:
             known.num_children += 1
@@ -380,13 +393,16 @@ class HostTier:
             self._give_up(oldest)
         if known is not None:
             known.num_children -= 1
-            if self._pages.num_free < num_pages:
-                self._trim(known)
-        return self._pages.num_free >= num_pages
+        has_room = self._pages.num_free >= num_pages
+        if not has_room:
+            self._trim(known)  # frees pages, but what would need them can't follow `known` any more
+        return has_room
 
     def _give_up(self, start: HostBlock) -> None:
         del self._starts[start]
         start.is_start = False
+        if not self._serves(start):
+            self.journal.remove(start.key, Tier.HOST)
         self._pages.free(start.state_pages)
         start.state_pages = ()
         self._trim(start)
@@ -395,6 +411,8 @@ class HostTier:
         """Removes a block, and those before it, as long as they lead to no start."""
         while block is not None and not block.is_start and block.num_children == 0:
             del self._blocks[block.key]
+            if self._serves(block):
+                self.journal.remove(block.key, Tier.HOST)
             if block.page != NULL_INDEX:
                 self._pages.free([block.page])
             block = block.parent

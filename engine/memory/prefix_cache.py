@@ -12,10 +12,14 @@ state goes next is the policy's choice (:mod:`engine.memory.eviction`). Leaves w
 every policy, because no request can start from them.
 
 A start that is evicted goes to host memory, if there is any (:mod:`engine.memory.host_tier`).
+
+A session's requests continue one another. Once one of them starts from a longer start, the session's shorter
+ones are outdated: they are evicted before all others, and do not go to host memory.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from itertools import count
 
@@ -23,7 +27,6 @@ from engine.memory.cached_start import CachedBlock, CachedState, Match, Place
 from engine.memory.eviction import EvictionPolicy, LruEviction
 from engine.memory.host_tier import HostTier
 from engine.memory.index_pool import NULL_INDEX, Indices
-from engine.memory.prefix_journal import PrefixJournal
 from wire.messages.prefixes import following_keys, root_key
 
 
@@ -46,10 +49,12 @@ class PrefixCache:
         self._blocks = blocks
         self._slots = slots
         self._fingerprint = fingerprint
-        self.journal = PrefixJournal()
-        """Changes of the nodes from which a request can start: the nodes with a state."""
+        self.journal = self.tier.journal
+        """Changes of the starts: the nodes with a state, and what host memory has."""
         self._nodes: dict[bytes, CachedBlock] = {}
         self._states: set[CachedState] = set()
+        self._outdated: OrderedDict[CachedState, None] = OrderedDict()
+        """Idle states that are outdated, in the order in which they became so."""
         self._num_idle_blocks = 0
         self._num_idle_states = 0
         self._clock = count(1)
@@ -133,6 +138,35 @@ class PrefixCache:
         if match.nodes:
             self.tier.touch(match.nodes[-1].key)
 
+    def resumed(self, match: Match, session: str) -> None:
+        """Notes that a request of a session starts at the end of ``match``, which it holds.
+
+        The session's states before that place are outdated. States that other requests use too are not.
+        """
+        if match.state is None:
+            return
+        if match.state.session != session:
+            match.state.session = ""
+        for node in match.nodes[:-1] if session else ():
+            state = node.state
+            if state is not None and state.session == session and state.num_users == 0:
+                self._outdated[state] = None
+        self.tier.resumed(match.keys[: len(match.nodes)], session)
+
+    def state(self, key: bytes) -> CachedState | None:
+        """Return the state at the end of a block; None if there is none."""
+        node = self._nodes.get(key)
+        return None if node is None else node.state
+
+    def outdate(self, key: bytes, session: str) -> bool:
+        """Let a session's start at the end of a block be evicted before all others, from host memory too.
+        Return whether there is one that no other request uses."""
+        in_host, state = self.tier.outdate(key, session), self.state(key)
+        if state is None or state.session != session or state.num_users:
+            return in_host
+        self._outdated[state] = None
+        return True
+
     def hold(self, nodes: Iterable[CachedBlock]) -> None:
         """Protect nodes from eviction until :meth:`release`."""
         now = next(self._clock)
@@ -152,6 +186,7 @@ class PrefixCache:
     def hold_state(self, state: CachedState) -> None:
         if state.num_users == 0:
             self._num_idle_states -= 1
+            self._outdated.pop(state, None)
         state.num_users += 1
         state.last_used = next(self._clock)
 
@@ -191,14 +226,18 @@ class PrefixCache:
         if node.parent is not None:
             node.parent.num_children += 1
 
-    def put_state(self, node: CachedBlock, slot: int, place: Place = Place.INNER) -> CachedState | None:
+    def put_state(
+        self, node: CachedBlock, slot: int, place: Place = Place.INNER, session: str = ""
+    ) -> CachedState | None:
         """Give the cache a slot with the state at ``node``'s end, and hold the state once.
 
         Returns None if the node already has a state: then the cache does not take the slot.
         """
         if node.state is not None:
             return None
-        state = CachedState(slot, node, num_users=1, last_used=next(self._clock), place=place)
+        state = CachedState(
+            slot, node, num_users=1, last_used=next(self._clock), place=place, session=session
+        )
         node.state = state
         self._states.add(state)
         self.journal.add(node.key)
@@ -214,7 +253,8 @@ class PrefixCache:
         self._evict(self._policy.next_block())
 
     def _evict_for_slot(self) -> None:
-        self._evict(self._policy.next_state())
+        outdated = next(iter(self._outdated), None)
+        self._evict(self._policy.next_state() if outdated is None else outdated)
 
     def _evict(self, victim: CachedBlock | CachedState) -> None:
         if isinstance(victim, CachedState):
@@ -238,7 +278,10 @@ class PrefixCache:
 
     def _drop_state(self, state: CachedState) -> None:
         assert state.num_users == 0, "a state in use is never evicted"
-        self.tier.demote(state.node, state.slot, state.place)
+        if state in self._outdated:
+            del self._outdated[state]
+        else:
+            self.tier.demote(state.node, state.slot, state.place)
         state.node.state = None
         self.journal.remove(state.node.key)
         self._states.remove(state)

@@ -1,57 +1,107 @@
-"""The cached prefixes that a server can serve, and their changes since a router last asked."""
+"""The cached prefixes that a server can serve, where they lie, and what changed since a router last asked."""
 
 from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
 
-from wire.messages.prefixes import PrefixNews
+from wire.messages.prefixes import PrefixNews, TierNews
 
 MAX_CHANGES = 4096
 """Number of changes that are kept. A router that has missed more receives the whole set, up to
 :data:`MAX_KEYS`."""
 MAX_KEYS = 65_536
-"""Maximum number of keys sent at a time (1 MiB). If there are more, those added last are sent."""
+"""Maximum number of keys sent at a time (1 MiB). If there are more, those of the fastest tier are sent, and
+of one tier those added last."""
+
+
+class Tier(IntEnum):
+    """Where a start lies, fastest first."""
+
+    DEVICE = 0
+    HOST = 1
+
+
+@dataclass(frozen=True)
+class ReadCost:
+    """The number of tokens that the device computes while it reads a start back from a slower tier."""
+
+    start: float
+    token: float
+    """For each token whose KV the device lacks, besides ``start``."""
 
 
 class PrefixJournal:
     """A set of keys of cached prefixes (:mod:`wire.messages.prefixes`). The set has a version.
 
-    Versions start at a random number, so that they differ from those of another process.
+    Each key is told with the fastest tier that has it. Versions start at a random number, so that they differ
+    from those of another process.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, costs: Mapping[Tier, ReadCost] | None = None) -> None:
+        """``costs``: for each slower tier that the server has."""
+        self._costs = dict(costs or {})
         self._version = random.getrandbits(62)
-        self._keys: dict[bytes, None] = {}
+        self._keys: dict[Tier, dict[bytes, None]] = {tier: {} for tier in Tier}
         self._changes: deque[bytes] = deque(maxlen=MAX_CHANGES)
-        """Keys that were added or removed, in order. Each change made a new version."""
+        """Keys whose fastest tier changed, in order. Each change made a new version."""
 
     @property
     def version(self) -> int:
         """Increases with every change."""
         return self._version
 
-    def add(self, key: bytes) -> None:
-        self._keys[key] = None
-        self._changed(key)
+    def add(self, key: bytes, tier: Tier = Tier.DEVICE) -> None:
+        before = self._tier_of(key)
+        self._keys[tier][key] = None
+        self._changed(key, before)
 
-    def remove(self, key: bytes) -> None:
-        del self._keys[key]
-        self._changed(key)
+    def remove(self, key: bytes, tier: Tier = Tier.DEVICE) -> None:
+        before = self._tier_of(key)
+        del self._keys[tier][key]
+        self._changed(key, before)
 
-    def _changed(self, key: bytes) -> None:
-        self._version += 1
-        self._changes.append(key)
+    def _changed(self, key: bytes, before: Tier | None) -> None:
+        if self._tier_of(key) != before:
+            self._version += 1
+            self._changes.append(key)
+
+    def _tier_of(self, key: bytes) -> Tier | None:
+        """Returns the fastest tier that has a key; None if no tier has it."""
+        return next((tier for tier, keys in self._keys.items() if key in keys), None)
 
     def news(self, since: int | None) -> PrefixNews:
         """Return what has changed for a router that has version ``since`` (None: it has no version)."""
         num_missed = MAX_CHANGES + 1 if since is None else self._version - since
         if not 0 <= num_missed <= len(self._changes):
-            return PrefixNews(self._version, True, tuple(self._keys)[-MAX_KEYS:])
+            return self._news(self._newest(), is_whole=True)
         changed = dict.fromkeys(list(self._changes)[len(self._changes) - num_missed :])
+        return self._news({key: self._tier_of(key) for key in changed}, is_whole=False)
+
+    def _newest(self) -> dict[bytes, Tier | None]:
+        """Return at most :data:`MAX_KEYS` keys and their tiers."""
+        newest: dict[bytes, Tier | None] = {}
+        for tier, keys in self._keys.items():
+            slower = [key for key in keys if key not in newest] if newest else list(keys)
+            room = MAX_KEYS - len(newest)
+            newest |= dict.fromkeys(slower[max(0, len(slower) - room) :], tier)
+        return newest
+
+    def _news(self, tiers: Mapping[bytes, Tier | None], *, is_whole: bool) -> PrefixNews:
         return PrefixNews(
             self._version,
-            False,
-            added=tuple(key for key in changed if key in self._keys),
-            removed=tuple(key for key in changed if key not in self._keys),
+            is_whole,
+            added=_in(tiers, Tier.DEVICE),
+            removed=() if is_whole else tuple(key for key, one in tiers.items() if one != Tier.DEVICE),
+            tiers=tuple(
+                TierNews(tier.name.lower(), _in(tiers, tier), cost.start, cost.token)
+                for tier, cost in self._costs.items()
+            ),
         )
+
+
+def _in(tiers: Mapping[bytes, Tier | None], tier: Tier) -> tuple[bytes, ...]:
+    return tuple(key for key, one in tiers.items() if one == tier)

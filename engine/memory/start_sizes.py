@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from engine.memory.prefix_journal import ReadCost
+
 
 @dataclass(frozen=True)
 class StartSizes:
-    """Sizes of one rank. All lengths are in blocks from the prompt's start."""
+    """Sizes of one rank. Lengths are in blocks from the prompt's start unless it says tokens."""
 
     block_tokens: int
     block_bytes: int
@@ -20,8 +22,12 @@ class StartSizes:
 
     def flops(self, start: int, end: int) -> float:
         """Returns the FLOP of computing the blocks from ``start`` up to ``end`` behind a start."""
-        num_tokens = (end - start) * self.block_tokens
-        pairs = num_tokens * (start * self.block_tokens + (num_tokens + 1) / 2)
+        return self.token_range_flops(start * self.block_tokens, end * self.block_tokens)
+
+    def token_range_flops(self, start: int, end: int) -> float:
+        """Returns the FLOP of computing the tokens from ``start`` up to ``end``, counted in tokens."""
+        num_tokens = end - start
+        pairs = num_tokens * (start + (num_tokens + 1) / 2)
         return num_tokens * self.token_flops + pairs * self.pair_flops
 
     def is_worth_copying(self, start: int, end: int, num_blocks: int, flops_per_byte: float) -> bool:
@@ -29,3 +35,10 @@ class StartSizes:
         ``end`` are computed, on a device that computes ``flops_per_byte`` FLOP while it copies a byte."""
         num_bytes = num_blocks * self.block_bytes + self.slot_bytes
         return self.flops(start, end) >= flops_per_byte * num_bytes
+
+    def read_cost(self, flops_per_byte: float) -> ReadCost:
+        """Returns the cost of copying a start to such a device, counted in tokens at a prompt's beginning."""
+        tokens_per_byte = flops_per_byte / self.token_flops
+        return ReadCost(
+            self.slot_bytes * tokens_per_byte, self.block_bytes / self.block_tokens * tokens_per_byte
+        )

@@ -19,6 +19,7 @@ from wire.messages.ranks import (
     RunStep,
     SumDigests,
 )
+from wire.messages.sessions import SessionNews, TendSession
 
 
 class LeadEngine:
@@ -72,6 +73,10 @@ class LeadEngine:
             self._tell(SumDigests(request_id))
         return self.own.digests(request_id)
 
+    def tend(self, call: TendSession) -> SessionNews:
+        self._tell(call)
+        return self.own.tend(call)
+
     def step(self) -> StepResult:
         news = self.own.grammar_news()  # only rank 0 waits for masks
         self._tell(RunStep(news))
@@ -92,4 +97,5 @@ def _call(request: Request) -> AddRequest:
         client=request.client,
         num_answered=request.num_answered,
         forks=tuple(ForkedChoice(fork.request_id, fork.seed) for fork in request.forks),
+        session=request.session,
     )

@@ -21,6 +21,7 @@ from wire.messages.ranks import (
     Stop,
     SumDigests,
 )
+from wire.messages.sessions import TendSession
 
 CALLS: tuple[type[Any], ...] = (
     AddRequest,
@@ -31,6 +32,7 @@ CALLS: tuple[type[Any], ...] = (
     RunStep,
     Stop,
     SumDigests,
+    TendSession,
 )
 
 
@@ -67,6 +69,8 @@ class RankWorker:
             engine.transferred(request, error=error, settled=call.settled)
         elif isinstance(call, SumDigests):
             engine.digests(call.request_id)
+        elif isinstance(call, TendSession):
+            engine.tend(call)
         elif isinstance(call, CancelRequest):
             engine.cancel(call.request_id)
         elif isinstance(call, ReleaseRequest):
@@ -94,4 +98,5 @@ def _request(call: AddRequest) -> Request:
         client=call.client,
         num_answered=call.num_answered,
         forks=[_request(_forked(call, fork)) for fork in call.forks],
+        session=call.session,
     )

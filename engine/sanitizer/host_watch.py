@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.memory.host_tier import HostCopy
+from engine.memory.cached_start import HostCopy
 from engine.sanitizer.provenance import BlockTags
 from engine.sanitizer.state_watch import StateAway, StateWatch
 from wire.errors import SanitizerError
@@ -63,11 +63,13 @@ class HostWatch:
     def promoted(self, copy: HostCopy) -> None:
         """Tags what was copied back. A state's bytes are compared before they are read.
 
-        What came from files has no tags here, and stays as it is. Raises :class:`SanitizerError` if a block
-        has other bytes than it had when it was demoted.
+        What came from files has no tags here. It has those of its reader already; without a reader, it is
+        taken as it is. Raises :class:`SanitizerError` if a block has other bytes than when it was demoted.
         """
-        places = zip(copy.block_ids, copy.block_pages, strict=True)
+        places = list(zip(copy.block_ids, copy.block_pages, strict=True))
         known = [(block_id, page) for block_id, page in places if page in self._blocks_away]
+        if not copy.reader and len(known) < len(places):
+            self._tags.trust([block_id for block_id, page in places if page not in self._blocks_away])
         if known:
             block_ids = [block_id for block_id, _ in known]
             away = [self._blocks_away[page] for _, page in known]
@@ -84,3 +86,5 @@ class HostWatch:
             )
         if copy.state_pages and copy.state_pages[0] in self._states_away:
             self._states.come_back(copy.slot, self._states_away[copy.state_pages[0]])
+        elif copy.state_pages and not copy.reader:
+            self._states.trust(copy.slot)

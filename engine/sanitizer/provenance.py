@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from engine.memory.index_pool import IndexPool
 from engine.request import Request
 
+TRUSTED = -2
+"""In place of a length: bytes from files, checked there, whose tokens this process has not seen."""
 _REJECTED = -1
 """Length in the tag of a slot whose state followed a rejected draft."""
 
@@ -139,6 +141,10 @@ class SlotTags:
         """Tags ``slot`` as holding the state after a rejected draft, which no row may read."""
         self.write(slot, request, 0, _REJECTED)
 
+    def trust(self, slot: int) -> None:
+        """Tags ``slot`` as holding the state of whoever reads it next."""
+        self.move(SlotTag("files", 0, TRUSTED, 0), slot)
+
     def move(self, tag: SlotTag, slot: int) -> None:
         """Tags ``slot`` like ``tag``: the state has been moved there."""
         self._tags[slot] = SlotTag(tag.writer, tag.digest, tag.num_tokens, int(self.epochs.now[slot]))
@@ -160,6 +166,11 @@ class BlockTags:
         self._lengths[block_ids] = lengths
         self._written_in[block_ids] = self.epochs.now[block_ids]
 
+    def trust(self, block_ids: Sequence[int]) -> None:
+        """Tags blocks as holding the prefix of whoever reads them."""
+        places = np.array(block_ids, dtype=np.int64)
+        self.write(places, np.zeros(len(places), np.uint64), np.full(len(places), TRUSTED))
+
     def last(self, block_ids: Sequence[int]) -> list[tuple[int, int]]:
         """Returns digest and length of each block's newest tag, of the present epoch or an earlier one."""
         return [(int(self._digests[block_id]), int(self._lengths[block_id])) for block_id in block_ids]
@@ -175,7 +186,7 @@ class BlockTags:
         """For each block: whether its contents end with that digest at that length."""
         equal: NDArray[np.bool_] = (self._digests[block_ids] == digests) & (
             self._lengths[block_ids] == lengths
-        )
+        ) | (self._lengths[block_ids] == TRUSTED)
         return equal & ~self.is_fresh(block_ids)
 
     def describe(self, block_id: int) -> str:

@@ -25,8 +25,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from engine.memory.cached_start import HostCopies, HostCopy
 from engine.memory.caches import Caches
-from engine.memory.host_tier import HostCopy
 from engine.memory.index_pool import NULL_INDEX
 from engine.models.batch import Batch
 from engine.parallel.tensor_parallel import ALONE, TensorParallel
@@ -177,12 +177,15 @@ class Sanitizer:
 
     # --- a step ----------------------------------------------------------------------------------
 
-    def inspect(self, plan: StepPlan) -> list[tuple[Request, TwinfangError]]:
-        self._check_free_rows()
-        for copy in plan.host_copies.promoted:
-            if self._in_host.is_from_files(copy):
+    def came_back(self, copies: HostCopies) -> None:
+        for copy in copies.promoted:
+            if copy.reader and self._in_host.is_from_files(copy):
                 self._came_from_files(copy)
             self._in_host.promoted(copy)
+
+    def inspect(self, plan: StepPlan) -> list[tuple[Request, TwinfangError]]:
+        self._check_free_rows()
+        self.came_back(plan.host_copies)
         for fork in plan.forks:
             self._fork(fork)
         faults: dict[Request, SanitizerError] = {}

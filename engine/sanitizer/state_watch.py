@@ -16,7 +16,7 @@ from engine.row_kinds import PlannedRow, decode_slots
 from engine.sanitizer.checksum import Checksums
 from engine.sanitizer.owner_check import check_slot_owners
 from engine.sanitizer.poison import Poison
-from engine.sanitizer.provenance import PrefixDigest, SlotTag, SlotTags
+from engine.sanitizer.provenance import TRUSTED, PrefixDigest, SlotTag, SlotTags
 from wire.errors import SanitizerError
 
 
@@ -43,6 +43,9 @@ class StateWatch(Protocol):
     def come_back(self, slot: int, away: StateAway | None) -> None:
         """Takes tag and checksums of a state that was moved back. Its bytes are compared before it is
         read."""
+
+    def trust(self, slot: int) -> None:
+        """Takes a state from files as it is."""
 
     def expect_nothing(self, request: Request) -> None:
         """Raises if anything has been written to the slot that a transfer is to fill."""
@@ -74,6 +77,9 @@ class NoStateWatch:
         return None
 
     def come_back(self, slot: int, away: StateAway | None) -> None:
+        pass
+
+    def trust(self, slot: int) -> None:
         pass
 
     def expect_nothing(self, request: Request) -> None:
@@ -132,6 +138,10 @@ class SlotWatch:
         self._tags.move(away.tag, slot)
         self._sums[slot] = away.sums
 
+    def trust(self, slot: int) -> None:
+        self._tags.trust(slot)
+        self._sum([slot])
+
     def expect_nothing(self, request: Request) -> None:
         slot = request.memory.state_slot
         if self._tags.epochs.is_free[slot] or self._tags.current(slot) is not None:
@@ -156,7 +166,9 @@ class SlotWatch:
         slot = request.memory.state_slot
         tag = self._tags.current(slot)
         digest = self._prefix_of(request).at(request.tokens, num_tokens)
-        if tag is not None and (tag.digest, tag.num_tokens) == (digest, num_tokens):
+        if tag is not None and (
+            tag.num_tokens == TRUSTED or (tag.digest, tag.num_tokens) == (digest, num_tokens)
+        ):
             return None
         expected = f"h({num_tokens}), prefix {digest:016x}"
         error = _error(request, f"slot {slot}", expected, self._tags.describe(slot))

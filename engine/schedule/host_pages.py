@@ -13,8 +13,9 @@ import torch
 
 from engine.files.start_files import HostBytes
 from engine.memory.async_copy import pinned_memory
+from engine.memory.cached_start import HostCopy
 from engine.memory.caches import Caches
-from engine.memory.host_tier import HostCopy, HostMemory
+from engine.memory.host_tier import HostMemory
 
 PIECE_BYTES = 32 << 20
 """Blocks are gathered on the device in pieces of this size at most, which the steps' memory has room for."""

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 from engine.files.start_files import NO_JOBS, FileJobs, NoFiles, StartFiles
 from engine.memory.async_copy import Download
+from engine.memory.cached_start import HostCopy
 from engine.memory.caches import Caches
-from engine.memory.host_tier import NO_HOST_MEMORY, HostCopy, HostMemory
+from engine.memory.host_tier import NO_HOST_MEMORY, HostMemory
 from engine.schedule.host_pages import HostPages
 from engine.schedule.step_plan import Fork, Swap
 

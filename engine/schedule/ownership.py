@@ -8,15 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engine.files.file_tier import FileTier
-from engine.memory.cached_start import Match, Place
+from engine.memory.cached_start import HostBlock, Match, Place
 from engine.memory.eviction import EvictionPolicy
-from engine.memory.host_tier import HostBlock, HostTier
+from engine.memory.host_tier import HostTier
 from engine.memory.index_pool import NULL_INDEX, IndexPool
 from engine.request import Memory, Request, StateBoundary
 from engine.row_kinds import PlannedRow
 from engine.schedule.cache_modes import CacheMode
 from engine.schedule.capacity import CapacityPlan
 from engine.schedule.one_part_caches import make_prefix_cache
+from engine.schedule.sessions import Sessions
 from telemetry.engine_metrics import FileCacheFigures, HostCacheFigures
 
 
@@ -40,6 +41,7 @@ class Ownership:
         self.cache = make_prefix_cache(plan, self.blocks, self.slots, fingerprint, policy, tier)
         self.files = files or FileTier(self.cache.tier)
         """Cached prefixes in files, behind host memory."""
+        self.sessions = Sessions(self.cache)
         self._mode = mode
         self._plan = plan
         self._num_slots = num_positions if plan.has_state else 0
@@ -88,6 +90,9 @@ class Ownership:
         if request.ticket is None:
             if match is found:
                 self.cache.used(found)
+            self.cache.resumed(match, request.session)
+            if match.state is not None:
+                self.sessions.note(request.session, match.nodes[-1].key)
             self._start_behind(request, match)
         return True
 
@@ -133,9 +138,10 @@ class Ownership:
         memory.nodes = nodes
         state = None
         if self._plan.has_state:
-            state = cache.put_state(nodes[-1], slot, start.place)
+            state = cache.put_state(nodes[-1], slot, start.place, start.session)
             memory.read_state, memory.read_slot = state, slot
         num_saved = (start.num_blocks - len(found.nodes)) * self._plan.block_size
+        request.measured.num_promoted = num_saved
         block_ids = memory.block_ids[num_held : start.num_blocks]
         cache.tier.promote(start, block_ids, slot, num_saved, request.request_id)
         return Match(nodes, state, beyond, found.keys)
@@ -300,7 +306,9 @@ class Ownership:
             memory.boundary = None
         num_blocks = boundary.length // self._plan.block_size
         place = self._place(request, boundary.length)
-        state = self.cache.put_state(memory.nodes[num_blocks - 1], boundary.slot, place)
+        node, session = memory.nodes[num_blocks - 1], "" if place == Place.BRANCH else request.session
+        state = self.cache.put_state(node, boundary.slot, place, session)
+        self.sessions.note(request.session, node.key)
         if boundary.length == request.num_computed:
             memory.read_state, memory.read_slot = state, boundary.slot
         elif state is None:

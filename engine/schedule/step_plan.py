@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 from engine.files.start_files import NO_JOBS, FileJobs
-from engine.memory.host_tier import NO_COPIES, HostCopies
+from engine.memory.cached_start import NO_COPIES, HostCopies
 from engine.request import Request
 from engine.row_kinds import PlannedRow
 

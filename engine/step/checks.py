@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from engine.memory.cached_start import HostCopies
 from engine.models.batch import Batch
 from engine.request import Request
 from engine.schedule.step_plan import StepPlan
@@ -14,7 +15,7 @@ from wire.messages.handoff import Digests
 
 
 class Checks(Protocol):
-    """Checks at six points of a request's life; see :mod:`engine.sanitizer.sanitizer`.
+    """Checks at seven points of a request's life; see :mod:`engine.sanitizer.sanitizer`.
 
     A fault of one request is returned. If one tensor-parallel rank finds it, all ranks return it, because the
     request must leave on all ranks. A fault in memory that several requests may use is *structural*. It
@@ -26,6 +27,9 @@ class Checks(Protocol):
 
         The memory that they freed is not written yet.
         """
+
+    def came_back(self, copies: HostCopies) -> None:
+        """Check evicted prefixes that were copied back from host memory."""
 
     def inspect(self, plan: StepPlan) -> list[tuple[Request, TwinfangError]]:
         """Check a plan before it is computed. Returns the requests that must not be computed, and why."""
@@ -50,6 +54,9 @@ class NoChecks:
     """The checks when the sanitizer is off: none."""
 
     def vacated(self, plan: StepPlan) -> None:
+        pass
+
+    def came_back(self, copies: HostCopies) -> None:
         pass
 
     def inspect(self, plan: StepPlan) -> list[tuple[Request, TwinfangError]]:

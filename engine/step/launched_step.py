@@ -136,6 +136,11 @@ class LaunchedStep:
             _score_prompts(plan.rows, step, tensors.hidden, model) if reporting else [],
         )
 
+    @property
+    def is_followed(self) -> bool:
+        """Whether the step brings tokens that a grammar follows."""
+        return any(row.request.follower is not None and row.samples for row in self.plan.rows)
+
     def count_in(self, measures: Measures, now: float) -> None:
         """Count this step in ``measures``. ``now`` is the time at which it was read back."""
         num_decode, prefill_rows = len(self.plan.decode_rows), self.plan.prefill_rows

@@ -83,7 +83,7 @@ class Hold:
         ``hold_s`` or before ``deadline`` (on the event loop's clock), or if no server is expected any
         more."""
         loop = asyncio.get_running_loop()
-        kind = replace(demand, token_ids=(), cache_salt="", session=None)
+        kind = replace(demand, token_ids=(), cache_salt="", session=None, session_name="")
         with self._wait_of(kind) as verdict:
             try:
                 async with asyncio.timeout_at(min(deadline, loop.time() + self.hold_s)):

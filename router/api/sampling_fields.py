@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict
 from router.access.cache_salt import cache_salt
 from router.access.client import Client
 from router.api.request_headers import session_of
+from router.api.session_name import retention_of, session_id_of, session_name
 from router.api.text_body import TextBody, ranged
 from router.http.openai_errors import request_id_of, shown
 from router.models.answer_parts import AnswerForm
@@ -77,6 +78,9 @@ class SamplingFields(StructuredFields, TextBody):
     skip_special_tokens: bool | None = None
     return_token_ids: bool | None = None
     cache_salt: str | None = None
+    session_id: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
     speculate: bool | None = None
 
     def check_stream_options(self) -> None:
@@ -162,6 +166,9 @@ class SamplingFields(StructuredFields, TextBody):
         include_usage = options is not None and bool(options.include_usage)
         shows_marks = form is not None and form.has_special_marks
         session = session_of(http, services.config)
+        session_id = session_id_of(http, self.session_id, self.prompt_cache_key)
+        salt = cache_salt(client.api_key, self.cache_salt or "", services.config.cache_isolation)
+        name = session_name(client.api_key, salt, session_id)
         request_id = f"{id_prefix}-{request_id_of(http)}"
         return TextRequest(
             id=request_id,
@@ -177,13 +184,15 @@ class SamplingFields(StructuredFields, TextBody):
             return_token_ids=bool(self.return_token_ids),
             include_stop_str_in_output=bool(self.include_stop_str_in_output),
             skip_special_tokens=self.skip_special_tokens is not False and not shows_marks,
-            cache_salt=cache_salt(client.api_key, self.cache_salt or "", services.config.cache_isolation),
+            cache_salt=salt,
             form=form,
             reasoning=reasoning,
             client=client,
             priority=self.priority_for(client.api_key),
             deadline=deadline,
             session=session,
+            session_name=name,
+            retention=retention_of(name, client, self.prompt_cache_retention),
             trace=begin_trace(http, request_id, services.tracing),
         )
 

@@ -55,7 +55,7 @@ class ServerMetrics(Collector):
         )
         prefixes = GaugeMetricFamily(
             "twinfang_published_prefixes",
-            "Prefixes that a server can start from, as it reported; 0 unless a policy reads them.",
+            "Prefixes that a server can start from, on its device or not; 0 unless a policy reads them.",
             labels=SERVER,
         )
         age = GaugeMetricFamily(

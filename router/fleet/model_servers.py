@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from router.fleet.links.server_link import PoolRole
 from router.policies.policy import Candidate, Demand, Load, Policy
 from router.policies.policy_names import make_policy
 from wire.messages.generation import ServerInfo
+from wire.messages.sessions import SessionNews, TendSession
 
 Server = TypeVar("Server", PrefillClient, DecodeStream)
 
@@ -172,6 +174,14 @@ class ModelServers:
             raise self._unavailable("prefill", "no prefill server fits the decode server")
         return _chosen(self.prefill_policy, candidates, avoid, demand)
 
+    async def tend_session(self, wanted: TendSession) -> list[SessionNews]:
+        """Let all servers that compute prompts, and so cache them, do something with a session's starts.
+        Return their answers."""
+        prefill = [client for client, _ in self._connected(self._prefill)]
+        both = [stream for stream, info in self._connected(self._decode) if _computes_prompts(info)]
+        told = await asyncio.gather(*(server.tend_session(wanted) for server in (*prefill, *both)))
+        return [news for news in told if news is not None]
+
     def room(self) -> Capacity | None:
         """Return what the servers have for further requests. None while no request could be served.
 
@@ -241,9 +251,13 @@ class ModelServers:
     def _is_usable(self, info: ServerInfo, demand: Demand) -> bool:
         """Return whether a request can be sent to this decode server and, if needed, a prefill server can run
         its prompt."""
-        if info.role == "both" or info.local_prefill:
+        if _computes_prompts(info):
             return True
         return bool(_taking(self._prefill_of(info.fingerprint), demand))
+
+
+def _computes_prompts(info: ServerInfo) -> bool:
+    return info.role == "both" or info.local_prefill
 
 
 def _taking(servers: list[Server], demand: Demand) -> list[Server]:

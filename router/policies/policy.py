@@ -33,7 +33,7 @@ class Candidate:
     load: Load = Load()
     cached_tokens: int = 0
     """The number of tokens at the prompt's beginning for which the server has keys, values and a recurrent
-    state."""
+    state. If they are not on its device, less the tokens that it computes while it reads them."""
     distance: int = 0
     """The distance to the server with which this one would exchange the request's state."""
 
@@ -45,7 +45,10 @@ class Demand:
     token_ids: tuple[int, ...] = ()
     cache_salt: str = ""
     session: str | None = None
-    """Requests of one session should go to the same server."""
+    """Requests with the same value of the session header go to the same server."""
+    session_name: str = ""
+    """The session that the request belongs to; empty: none. Its requests should go to the same server, as far
+    as load allows that."""
     has_begun: bool = False
     """Whether a server has already taken the request. If so, a draining server may continue the request if no
     other server is left."""

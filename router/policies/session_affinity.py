@@ -32,8 +32,12 @@ class SessionAffinity:
         session = demand.session
         if session is None:
             return self._others.choose(candidates, demand)
-        chosen = max(candidates, key=lambda one: _drawn(session, one.address))
-        return Decision(chosen, "session_affinity")
+        return Decision(home_of(session, candidates), "session_affinity")
+
+
+def home_of(session: str, candidates: Sequence[Candidate]) -> Candidate:
+    """Return the candidate that draws the highest hash for a session."""
+    return max(candidates, key=lambda one: _drawn(session, one.address))
 
 
 def _drawn(session: str, address: str) -> bytes:

@@ -169,7 +169,8 @@ class Dispatch:
     def _demand(self) -> Demand:
         choice = self._choice
         return Demand(
-            self._token_ids, choice.cache_salt, choice.session, self._has_begun, self._told_fingerprint
+            *(self._token_ids, choice.cache_salt, choice.session, choice.session_name),
+            *(self._has_begun, self._told_fingerprint),
         )
 
     def _prefills_elsewhere(self, decode: ServerInfo) -> bool:
@@ -260,6 +261,7 @@ class Dispatch:
             None if kept is None else kept.take(token_ids, choice.cache_salt),
             traceparent=self._timeline.call("prefill", prefill.worker_id),
             timeout_s=self._time_left_s,
+            session=choice.session_name,
         )
         self._avoid(prefill.address)  # in the next attempt, whichever server is at fault
         try:
@@ -305,6 +307,8 @@ class Dispatch:
         """Continue on the decode server, after a prefill server has computed the prompt."""
         request_id = prefilling.request_id
         self._servers.prefilled(reply)
+        if self._choice.retention is not None:
+            prefilling.prefill.tend_soon(self._choice.retention)
         if reply.prompt_logprobs is not None:
             self._told_fingerprint = prefilling.fingerprint
             self._receiver.take(RequestOutput(request_id, (), prompt_logprobs=reply.prompt_logprobs))
@@ -385,6 +389,8 @@ class Dispatch:
             kept.remember(list(self._token_ids), choice.cache_salt, output.ticket)
         if output.finish_reason is not None:
             self._servers.ended()
+            if choice.retention is not None and self.prefill_reply is None and self._stream is not None:
+                self._stream.tend_soon(choice.retention)
         self._receiver.take(output)
 
     def _move(self, ticket: AnyTicket | None) -> None:
@@ -422,6 +428,7 @@ class Dispatch:
             client=choice.client,
             forks=tuple(fork._forked(decode) for fork in self._forks),
             handle=decode.new_handle(),
+            session=choice.session_name,
         )
         decode.submit(submit, self, {fork._request_id: fork for fork in self._forks})
         for one in (self, *self._forks):

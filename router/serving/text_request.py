@@ -15,6 +15,7 @@ from router.models.reasoning.model_reasoning import ReasoningForm
 from router.observe.request_trace import RequestTrace
 from router.quota.quota import UNLIMITED, Reservation
 from wire.messages.sampling_params import SamplingParams
+from wire.messages.sessions import TendSession
 
 OWN_IDS = secrets.token_hex(4)
 """Tells the ids of this router from those of others."""
@@ -34,7 +35,11 @@ class Choice:
     client: str = ""
     """The name of the client that the choice belongs to."""
     session: str | None = None
-    """Requests of one session go to the same servers."""
+    """Requests with the same value of the session header go to the same servers."""
+    session_name: str = ""
+    """The session that the choice belongs to (:mod:`router.api.session_name`); empty: none."""
+    retention: TendSession | None = None
+    """What the server that computes the prompt is told then; None: nothing is to be retained."""
 
     @property
     def is_scored(self) -> bool:
@@ -81,7 +86,11 @@ class TextRequest:
     deadline: float
     """When the request must have ended, on the event loop's clock."""
     session: str | None
-    """Requests of one session go to the same servers."""
+    """Requests with the same value of the session header go to the same servers."""
+    session_name: str
+    """The session that the request belongs to (:mod:`router.api.session_name`); empty: none."""
+    retention: TendSession | None
+    """What servers that compute its prompts are told then; None: nothing is to be retained."""
     trace: RequestTrace
     reservation: Reservation = UNLIMITED
     """What the request may use of its key's limits."""
@@ -126,4 +135,6 @@ class TextRequest:
             cache_salt=self.cache_salt,
             client=self.client.name,
             session=self.session,
+            session_name=self.session_name,
+            retention=self.retention,
         )

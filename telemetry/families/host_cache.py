@@ -12,6 +12,7 @@ from telemetry.engine_metrics import HostCacheFigures
 GAUGES = (
     ("size_bytes", "size_bytes", "Host memory for cached prompts, of one rank: --host-cache-size."),
     ("used_bytes", "used_bytes", "Host memory that holds cached prompts, of one rank."),
+    ("retained_bytes", "retained_bytes", "The part of it that sessions retain, of one rank."),
 )
 COUNTERS = (
     ("demoted_prefixes", "demoted", "Cached prompts that moved from the device to host memory."),

@@ -91,6 +91,7 @@ OF_ANSWERS = (
     Fact("top_k", 40),
     Fact("seed", 7),
     Fact("cache_salt", "tenant-1"),
+    Fact("session_id", "chat-17"),
     Fact("tool_choice: any", {"type": "any"}, beside=TOOLS),
     Fact("tool_choice: tool", {"type": "tool", "name": "draw"}, beside=TOOLS),
     Fact(

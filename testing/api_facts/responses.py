@@ -66,8 +66,6 @@ OF_THE_REQUEST = (
     Fact("store", False),
     Fact("metadata", {"a": "b"}),
     Fact("metadata: more than 16", {str(i): "" for i in range(17)}, INVALID),
-    Fact("prompt_cache_key", "a"),
-    Fact("prompt_cache_retention", "24h"),
     Fact("safety_identifier", "a"),
     Fact("service_tier", "auto"),
     Fact("max_tool_calls", 3),

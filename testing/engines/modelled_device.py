@@ -211,14 +211,16 @@ class ModelledDevice:
         pages += [page for block in blocks for page in block.state_pages]
         assert len(set(pages)) == len(pages) == tier._pages.capacity - tier._pages.num_free
         assert 0 not in pages
+        starts = {*tier._starts, *tier._retained}
+        assert len(starts) == len(tier._starts) + len(tier._retained)
         for block in blocks:
             assert tier._blocks[block.key] is block
             assert block.parent is None or tier._blocks.get(block.parent.key) is block.parent
             assert block.num_children == sum(one.parent is block for one in blocks)
             assert block.num_children or block.is_start
-            assert block.is_start == (block in tier._starts)
+            assert block.is_start == (block in starts)
             assert bool(block.state_pages) == (block.is_start and self.has_state)
-        assert all(tier._blocks[block.key] is block for block in tier._starts)
+        assert all(tier._blocks[block.key] is block for block in starts)
         assert not tier._demoted
         assert not tier._promoted
 

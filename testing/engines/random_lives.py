@@ -8,12 +8,14 @@ machine moves requests as the engine does, with one step launched before the las
 
 import os
 import random
+from typing import get_args
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from engine.memory.host_tier import HostMemory, HostTier
+from engine.memory.prefix_journal import PrefixJournal, ReadCost, Tier
 from engine.memory.start_sizes import StartSizes
 from engine.memory.state_placement import StatePlacement
 from engine.memory.value_eviction import ValueEviction
@@ -21,24 +23,23 @@ from engine.request import Request
 from engine.schedule.cache_modes import make_cache_mode
 from engine.schedule.capacity import CapacityPlan
 from engine.schedule.scheduler import Scheduler
+from engine.schedule.step_plan import StepPlan
 from testing.engines.modelled_device import ModelledDevice, answer_length
 from wire.messages.handoff import Ticket
 from wire.messages.sampling_params import SamplingParams
+from wire.messages.sessions import NAME_BYTES, SessionAction, TendSession
 
 BLOCK = 4
 STATE_BLOCK = 8
 MAX_MODEL_LEN = 64
+SESSIONS = ("1" * 2 * NAME_BYTES, "2" * 2 * NAME_BYTES)
 SIZES = StartSizes(BLOCK, block_bytes=1, slot_bytes=1, token_flops=100.0, pair_flops=1.0)
 
 
 def assert_owns_nothing(request):
     """Not a block, a slot or a row, and no anchor that could name one of its former life."""
-    assert (request.row, request.memory.block_ids, request.memory.nodes, request.memory.slots) == (
-        -1,
-        [],
-        [],
-        [],
-    )
+    assert request.row == -1
+    assert (request.memory.block_ids, request.memory.nodes, request.memory.slots) == ([], [], [])
     assert (request.memory.state_index, request.memory.read_slot, request.memory.read_state) == (0, 0, None)
     assert request.memory.boundary is None
 
@@ -80,7 +81,8 @@ class LivesOfRequests(RuleBasedStateMachine):
         if self.has_tier:
             num_pages, state_pages, step_pages = drawn["host"]
             memory = HostMemory(num_pages, 1, state_pages if self.has_state else 0, self.has_kv)
-            tier = HostTier(memory, step_bytes=step_pages)
+            journal = PrefixJournal({Tier.HOST: ReadCost(1.0, 0.1)})
+            tier = HostTier(memory, step_bytes=step_pages, journal=journal)
         self.scheduler = Scheduler(
             plan,
             make_cache_mode(self.mode, BLOCK, STATE_BLOCK, has_state=self.has_state, placement=placement),
@@ -198,21 +200,10 @@ class LivesOfRequests(RuleBasedStateMachine):
         salt=st.sampled_from(["", "", "x"]),
         client=st.sampled_from("aab"),
         num_forks=st.sampled_from([0, 0, 0, 1, 3, 7]),
+        session=st.sampled_from(["", *SESSIONS]),
     )
-    def add(
-        self,
-        kind,
-        family,
-        shared,
-        own,
-        max_tokens,
-        stops_after,
-        breaks_after,
-        speculate,
-        salt,
-        client,
-        num_forks,
-    ):
+    def add(self, kind, family, shared, own, max_tokens, salt, client, **drawn):
+        stops_after, breaks_after, session = drawn["stops_after"], drawn["breaks_after"], drawn["session"]
         self.count += 1
         tokens = [family] * shared + [100 + (self.count * 7 + i) % 5 for i in range(own)]
         name = f"r{self.count}"
@@ -225,14 +216,19 @@ class LivesOfRequests(RuleBasedStateMachine):
             ticket = Ticket(name, 0, 0, "h:1", "i", length, block_ids, int(self.has_state), 1.0)
         params = None
         if kind not in ("prefill", "resumed"):
-            params = SamplingParams(max_tokens=max_tokens, speculate=speculate)
+            params = SamplingParams(max_tokens=max_tokens, speculate=drawn["speculate"])
         request = Request(
-            name, tokens, params, ticket=ticket, cache_salt=salt, keeps_state=kind == "kept", client=client
+            *(name, tokens, params),
+            ticket=ticket,
+            cache_salt=salt,
+            keeps_state=kind == "kept",
+            client=client,
+            session=session,
         )
         if kind in ("both", "handed over") and len(tokens) > 1:
             request.forks = [
                 Request(f"{name}-{i}", list(tokens), params, cache_salt=salt, client=client)
-                for i in range(num_forks)
+                for i in range(drawn["num_forks"])
             ]
         for one in (request, *request.forks):
             one.stops_after, one.breaks_after = stops_after, breaks_after
@@ -242,6 +238,13 @@ class LivesOfRequests(RuleBasedStateMachine):
     def step(self, num):
         for _ in range(num):
             self.one_step()
+
+    @rule(session=st.sampled_from(SESSIONS), action=st.sampled_from(get_args(SessionAction)))
+    def tend(self, session, action):
+        """What :class:`engine.session_calls.SessionCalls` does."""
+        owned = self.scheduler.owned
+        owned.sessions.tend(TendSession(session, action, "owner"))
+        self.device.move(StepPlan([], [], host_copies=owned.cache.tier.take()))
 
     @precondition(lambda self: self.steps_ahead == 0)  # only a sanitizing engine finds damage
     @rule(data=st.data())
@@ -386,7 +389,16 @@ class LivesOfRequests(RuleBasedStateMachine):
     def what_can_serve_a_prefix_is_in_the_journal(self):
         cache = self.scheduler.owned.cache
         serving = {n.key for n in cache._nodes.values() if n.state is not None or not self.has_state}
-        assert set(cache.journal.news(None).added) == serving
+        news = cache.journal.news(None)
+        assert set(news.added) == serving
+        in_host = {b.key for b in cache.tier._blocks.values() if b.is_start or not self.has_state}
+        assert [set(tier.added) for tier in news.tiers] == [in_host - serving] * self.has_tier
+
+    @invariant()
+    def what_goes_first_is_idle_and_what_is_retained_is_known(self):
+        cache, kept = self.scheduler.owned.cache, self.scheduler.owned.sessions._retained.values()
+        assert all(state in cache._states and not state.num_users for state in cache._outdated)
+        assert {start for one in kept for start in one.starts} == cache.tier._retained
 
     @invariant()
     def what_is_cached_is_what_it_claims_to_be(self):

@@ -22,11 +22,12 @@ def prompts_with_shared_prefixes(count, seed=0):
     ]
 
 
-def run(engine, prompts, concurrency, cache_salt=""):
+def run(engine, prompts, concurrency, cache_salt="", session=""):
     """Run the prompts with at most ``concurrency`` at a time; return the answers in order."""
     params = SamplingParams(max_tokens=NUM_TOKENS, temperature=0)
     requests = [
-        Request(str(i), list(prompt), params, cache_salt=cache_salt) for i, prompt in enumerate(prompts)
+        Request(str(i), list(prompt), params, cache_salt=cache_salt, session=session)
+        for i, prompt in enumerate(prompts)
     ]
     waiting, active = list(reversed(requests)), 0
     while waiting or active:

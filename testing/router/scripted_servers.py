@@ -9,13 +9,13 @@ import asyncio
 import dataclasses
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import grpc.aio
 
 from prefill_server.stream import RouterStreams
 from wire.codec import encode
-from wire.errors import TwinfangError
+from wire.errors import TwinfangError, UnavailableError
 from wire.gathered import messages_in
 from wire.health import Health
 from wire.http.address import host_port
@@ -37,6 +37,7 @@ from wire.messages.generation import (
 )
 from wire.messages.handoff import Abandon, PartialTicket, Ticket
 from wire.messages.prefixes import PrefixNews
+from wire.messages.sessions import SessionNews, TendSession
 from wire.outbox import Outbox
 from wire.rpc import (
     ABANDON,
@@ -48,6 +49,7 @@ from wire.rpc import (
     SERVER_OPTIONS,
     SERVER_SERVICE,
     SET_DRAINING,
+    TEND_SESSION,
     StreamRequest,
     decode_stream_request,
     service,
@@ -156,6 +158,12 @@ class Scripted:
     """Whether the server has gRPC's standard health service."""
     health: Health | None = None
     server: grpc.aio.Server | None = None
+    tended: list[TendSession] = field(default_factory=list)
+    """TendSession calls so far."""
+    session_news: SessionNews | None = field(default_factory=lambda: SessionNews(0, 0))
+    """The answer to TendSession. None: the call fails."""
+    has_sessions: ClassVar[bool] = True
+    """Whether the server is of a release that has the call TendSession."""
     drains: list[SetDraining] = field(default_factory=list)
     may_drain: asyncio.Event = field(default_factory=asyncio.Event)
     """SetDraining is answered once this is set; it is set at first."""
@@ -206,12 +214,20 @@ class Scripted:
             self.info = dataclasses.replace(self.info, is_draining=request.is_draining)
             return Empty()
 
+        async def tend_session(request: TendSession, _context: Any) -> SessionNews:
+            self.tended.append(request)
+            if self.session_news is None:
+                raise UnavailableError("not today")
+            return self.session_news
+
         methods = {
             SET_DRAINING.name: unary_handler(SET_DRAINING, set_draining),
             GET_PREFIXES.name: unary_handler(GET_PREFIXES, get_prefixes),
             DESCRIBE.name: unary_handler(DESCRIBE, describe),
             GET_STATS.name: unary_handler(GET_STATS, get_stats),
         }
+        if self.has_sessions:
+            methods[TEND_SESSION.name] = unary_handler(TEND_SESSION, tend_session)
         self.server.add_generic_rpc_handlers((service(SERVER_SERVICE, methods),))
         self.port = self.server.add_insecure_port(self.address)
         await self.server.start()

@@ -7,10 +7,11 @@ from dataclasses import field, replace
 from itertools import accumulate, chain
 from typing import Literal
 
-from wire.codec import FIRST_VERSION, check_peer, message
+from wire.codec import FIRST_VERSION, check_peer, ignorable, message
 from wire.errors import WireError
 from wire.messages.handoff import AnyTicket, PartialTicket, Role, Ticket
 from wire.messages.sampling_params import SamplingParams
+from wire.messages.sessions import check_session
 from wire.messages.traceparent import check_traceparent
 
 FinishReason = Literal["stop", "length", "cancelled", "error", "moved"]
@@ -62,9 +63,12 @@ class PrefillRequest:
     """The request's trace and parent span (:mod:`wire.messages.traceparent`); empty: none."""
     timeout_s: float | None = None
     """How long the client waits for the prompt; then the server gives it up. None: no limit."""
+    session: str = ignorable("")
+    """The session that the request belongs to (:mod:`wire.messages.sessions`); empty: none."""
 
     def __post_init__(self) -> None:
         check_traceparent(self.traceparent)
+        check_session(self.session)
 
 
 @message
@@ -137,9 +141,12 @@ class Submit:
     ``moved``, if it ends before its first token."""
     handle: int = 0
     """The router's number for this request on this stream, by which :class:`StepNews` names it."""
+    session: str = ignorable("")
+    """Like :attr:`PrefillRequest.session`."""
 
     def __post_init__(self) -> None:
         check_traceparent(self.traceparent)
+        check_session(self.session)
         if self.forks and len({self.request_id, *(fork.request_id for fork in self.forks)}) <= len(
             self.forks
         ):

@@ -10,7 +10,7 @@ import hashlib
 from array import array
 from collections.abc import Sequence
 
-from wire.codec import message
+from wire.codec import ignorable, message
 
 KEY_BYTES = 16
 
@@ -46,6 +46,21 @@ class GetPrefixes:
 
 
 @message
+class TierNews:
+    """Keys of starts that a server has only in a slower tier than its device, and what reading one costs.
+
+    The server computes this many tokens while it reads a start back: ``start_cost``, and ``token_cost`` for
+    each token whose KV the device lacks.
+    """
+
+    tier: str
+    """``host``: host memory. Later releases may have others, which are counted in the same way."""
+    added: tuple[bytes, ...]
+    start_cost: float
+    token_cost: float
+
+
+@message
 class PrefixNews:
     """Keys of blocks at whose end the server's cache has a state and the KV of all earlier tokens."""
 
@@ -54,4 +69,8 @@ class PrefixNews:
     is_whole: bool
     """Whether ``added`` replaces all keys that the receiver had before."""
     added: tuple[bytes, ...] = ()
+    """Keys of starts that the device has."""
     removed: tuple[bytes, ...] = ()
+    """Keys of starts that the device no longer has."""
+    tiers: tuple[TierNews, ...] = ignorable(())
+    """The slower tiers. A key that is added there may be in ``removed`` too, which comes first."""

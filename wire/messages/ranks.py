@@ -31,6 +31,7 @@ class AddRequest:
     num_answered: int
     forks: tuple[ForkedChoice, ...] = ()
     """They differ from the request in their ids and seeds, and have no ticket."""
+    session: str = ""
 
 
 @message

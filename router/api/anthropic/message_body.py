@@ -14,7 +14,17 @@ from router.api.text_body import TextBody, ranged
 from wire.errors import InvalidRequestError
 from wire.messages.sampling_params import RANGES
 
-SAME_IN_CHATS = ("stream", "priority", "max_tokens", "temperature", "top_p", "top_k", "seed", "cache_salt")
+SAME_IN_CHATS = (
+    "stream",
+    "priority",
+    "max_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "seed",
+    "cache_salt",
+    "session_id",
+)
 """Fields of a request for an answer that a chat has too."""
 EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
 """A chat's words for efforts."""
@@ -103,6 +113,8 @@ class PromptFields(TextBody):
         }
         if tools := chat_tools(self.tools, marks):
             fields["tools"] = tools
+        if marks.longest is not None:
+            fields["prompt_cache_retention"] = marks.longest
         for part in (self.tool_choice, self.thinking, self._format()):
             if part is not None:
                 fields |= part.fields()
@@ -140,6 +152,7 @@ class MessageBody(PromptFields):
     top_k: int | None = ranged(-1, RANGES["top_k"][1])
     seed: int | None = ranged(*RANGES["seed"])
     cache_salt: str | None = None
+    session_id: str | None = None
 
     def chat(self) -> ChatBody:
         """Return the chat that asks for the same. Raises :class:`InvalidRequestError`."""

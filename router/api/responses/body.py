@@ -78,7 +78,6 @@ class ResponseBody(SamplingFields):
     metadata: dict[str, str] | None = None
     truncation: str | None = None
     service_tier: str | None = None
-    prompt_cache_key: str | None = None
     safety_identifier: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 

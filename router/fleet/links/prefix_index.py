@@ -1,4 +1,4 @@
-"""The prefixes in one server's cache that it has reported to this router."""
+"""The prefixes that one server has reported to this router: on its device, and in slower tiers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ class PrefixIndex:
     def __init__(self) -> None:
         self.version: int | None = None
         """Version of the copy. None if there is no copy."""
-        self._keys: set[bytes] = set()
+        self._keys: dict[bytes, str] = {}
+        """The fastest tier that has each key; empty: the device."""
+        self._costs: dict[str, tuple[float, float]] = {}
+        """What the server says that reading a start costs, for each slower tier
+        (:class:`wire.messages.prefixes.TierNews`)."""
         self._fingerprint = ""
         self._block_size = 1
 
@@ -23,27 +27,46 @@ class PrefixIndex:
     def appeared(self, info: ServerInfo) -> None:
         """Note that a server answers: its prefixes are not known yet."""
         self._fingerprint, self._block_size = info.fingerprint, info.block_size
-        self._keys, self.version = set(), None
+        self.forget()
 
     def forget(self) -> None:
-        """Drop the copy, as no policy reads it any more."""
-        self._keys, self.version = set(), None
+        """Drop the copy: no policy reads it any more, or it may be another server's."""
+        self._keys, self._costs, self.version = {}, {}, None
 
     def update(self, news: PrefixNews) -> None:
         if news.is_whole:
-            self._keys = set(news.added)
-        else:
-            self._keys.update(news.added)
-            self._keys.difference_update(news.removed)
+            self._keys = {}
+        for key in news.removed:
+            self._keys.pop(key, None)
+        self._keys |= dict.fromkeys(news.added, "")
+        for told in news.tiers:
+            self._keys |= dict.fromkeys(told.added, told.tier)
+            self._costs[told.tier] = told.start_cost, told.token_cost
         self.version = news.version
 
     def cached_tokens(self, demand: Demand) -> int:
-        """Return how many tokens of the request the server would not have to compute. The server always
-        computes the last token."""
+        """Return how many tokens of the request the server would not have to compute, less those that it
+        could compute while it reads the others from a slower tier. The server always computes the last token.
+        """
         if not self._keys:
             return 0
+        on_device, in_tiers = self._longest(demand)
+        best = float(on_device)
+        for tier, length in in_tiers.items():
+            start_cost, token_cost = self._costs[tier]
+            best = max(best, length - max(0.0, start_cost + token_cost * (length - on_device)))
+        return int(best)
+
+    def _longest(self, demand: Demand) -> tuple[int, dict[str, int]]:
+        """Return the length of the longest start on the device, and of the longest one in each slower tier
+        that is longer than that."""
         keys = demand.block_keys(self._fingerprint, self._block_size)
-        for index in range(len(keys) - 1, -1, -1):
-            if keys[index] in self._keys:
-                return (index + 1) * self._block_size
-        return 0
+        in_tiers: dict[str, int] = {}
+        for num_blocks in range(len(keys), 0, -1):
+            tier, length = self._keys.get(keys[num_blocks - 1]), num_blocks * self._block_size
+            if tier == "":
+                return length, in_tiers
+            # A server leaves one more token to compute behind a start that it reads from a slower tier.
+            if tier is not None and length < len(demand.token_ids) - 1:
+                in_tiers.setdefault(tier, length)
+        return 0, in_tiers

@@ -16,7 +16,8 @@ from wire.health import watch_health
 from wire.messages.generation import Describe, GetStats, ServerInfo, ServerStats
 from wire.messages.handoff import Role
 from wire.messages.prefixes import GetPrefixes, PrefixNews
-from wire.rpc import DESCRIBE, GET_PREFIXES, GET_STATS, call, open_channel
+from wire.messages.sessions import SessionNews, TendSession
+from wire.rpc import DESCRIBE, GET_PREFIXES, GET_STATS, TEND_SESSION, call, open_channel
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +31,7 @@ arrived in time."""
 RETRY_INTERVAL_S = 0.5
 """The longest pause between two attempts to reach a server that is away."""
 STATS_TIMEOUT_S = 2.0
+SESSION_TIMEOUT_S = 5.0
 NOT_SERVING = "it says that it does not serve: it is about to stop, or was drained"
 
 MayConnect = Callable[[str], Awaitable[None]]
@@ -169,6 +171,17 @@ class Connection:
             news: PrefixNews = await call(self.channel, GET_PREFIXES, request, timeout_s=STATS_TIMEOUT_S)
         except TwinfangError as error:
             log.debug("server %s did not report its prefixes: %s", self.address, error.message)
+            return None
+        self.heard()
+        return news
+
+    async def tend_session(self, wanted: TendSession) -> SessionNews | None:
+        """Let the server do something with a session's starts. None if it does not answer in time, or is of a
+        release without sessions."""
+        try:
+            news: SessionNews = await call(self.channel, TEND_SESSION, wanted, timeout_s=SESSION_TIMEOUT_S)
+        except TwinfangError as error:
+            log.debug("server %s did not tend a session: %s", self.address, error.message)
             return None
         self.heard()
         return news

@@ -17,6 +17,7 @@ from wire.channels import Channels
 from wire.messages.generation import ServerInfo, ServerStats
 from wire.messages.handoff import Role
 from wire.messages.prefixes import PrefixNews
+from wire.messages.sessions import SessionNews, TendSession
 from wire.rpc import open_channel
 
 PoolRole = Literal["prefill", "decode"]
@@ -64,6 +65,7 @@ class ServerLink:
         self.drain = ServerDrain(self._connection)
         self._probe_interval_s = probe_interval_s
         self._tasks: list[asyncio.Task[None]] = []
+        self._tending: set[asyncio.Task[None]] = set()
 
     @property
     def info(self) -> ServerInfo | None:
@@ -108,6 +110,19 @@ class ServerLink:
         ``since``. None without a connection or an answer."""
         return None if self._stream.info is None else await self._connection.prefix_news(since)
 
+    async def tend_session(self, wanted: TendSession) -> SessionNews | None:
+        """Let the server do something with a session's starts. None without a connection or an answer."""
+        return None if self._stream.info is None else await self._connection.tend_session(wanted)
+
+    def tend_soon(self, wanted: TendSession) -> None:
+        """In the background, let the server do something with a session's starts."""
+        task = asyncio.create_task(self._tend_session(wanted))
+        self._tending.add(task)
+        task.add_done_callback(self._tending.discard)
+
+    async def _tend_session(self, wanted: TendSession) -> None:
+        await self.tend_session(wanted)
+
     def start(self, on_fatal: OnFatal) -> None:
         """Stay connected, and follow the server's health, until the link is closed."""
         name = f"{self.pool_role} server {self.address}"
@@ -118,5 +133,5 @@ class ServerLink:
         ]
 
     async def close(self) -> None:
-        await cancel_and_wait(*self._tasks)
+        await cancel_and_wait(*self._tasks, *self._tending)
         await self._connection.close()

@@ -50,6 +50,7 @@ BOUNDS = (
     Bound("model", 512, CHARACTERS, _NAME),
     Bound("user", 1024, CHARACTERS, _NAME),
     Bound("cache_salt", 1024, CHARACTERS, _NAME),
+    Bound("session_id", 256, CHARACTERS, _NAME),
     Bound("reasoning_effort", 64, CHARACTERS, _NAME),
     Bound("thinking", 1024, CHARACTERS, _GRAMMAR),
     Bound("stop", 64, "strings", _FEWER),
@@ -99,6 +100,7 @@ BOUNDS = (
     Bound("metadata", 16, "entries", _FEWER),
     Bound("previous_response_id", 256, CHARACTERS, _NAME),
     Bound("prompt_cache_key", 1024, CHARACTERS, _NAME),
+    Bound("prompt_cache_retention", 64, CHARACTERS, _NAME),
     Bound("safety_identifier", 1024, CHARACTERS, _NAME),
     Bound("service_tier", 64, CHARACTERS, _NAME),
 )

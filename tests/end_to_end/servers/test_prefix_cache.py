@@ -22,6 +22,15 @@ def usage(stack, body):
     return reply["usage"]["prompt_tokens_details"]["cached_tokens"], reply["choices"][0]["token_ids"]
 
 
+def wait_until_published(stack, num):
+    def are_published() -> bool:
+        lines = httpx.get(f"{stack.url}/metrics", timeout=60.0).text.splitlines()
+        published = [line for line in lines if line.startswith("twinfang_published_prefixes{")]
+        return sum(float(line.split()[-1]) for line in published if 'role="prefill"' in line) >= num
+
+    stack.wait_until(are_published, "the prefill servers have told the router what they have")
+
+
 @pytest.mark.parametrize(
     "mode", [*(pytest.param(mode, marks=pytest.mark.exhaustive) for mode in ("none", "align")), "all"]
 )
@@ -56,12 +65,7 @@ def test_a_prompt_goes_back_to_the_server_that_has_its_prefix(stacks):
     for salt, prefix in zip("abc", prefixes, strict=True):
         assert usage(stack, greedy_body(prefix, 2) | {"cache_salt": salt})[0] == 0
 
-    def are_published() -> bool:
-        lines = httpx.get(f"{stack.url}/metrics", timeout=60.0).text.splitlines()
-        published = [line for line in lines if line.startswith("twinfang_published_prefixes{")]
-        return sum(float(line.split()[-1]) for line in published if 'role="prefill"' in line) >= 3
-
-    stack.wait_until(are_published, "the prefill servers have told the router what they have")
+    wait_until_published(stack, 3)
     for _ in range(4):
         for salt, prefix in zip("abc", prefixes, strict=True):
             assert usage(stack, greedy_body([*prefix, 7], 2) | {"cache_salt": salt})[0] == 192
@@ -163,3 +167,33 @@ def test_turns_of_more_conversations_than_the_device_has_room_for_are_found_in_h
     assert moved["promoted_prefixes_total"] >= 6
     assert moved["promoted_tokens_total"] == 192 * moved["promoted_prefixes_total"]
     assert 0 < moved["used_bytes"] < moved["size_bytes"] <= 64 << 20
+    saved = dict(
+        re.findall(r'^twinfang_prefix_cache_saved_flops_total\{tier="(\w+)"\} (\S+)$', page, re.MULTILINE)
+    )
+    of_each = float(saved["host"]) / moved["promoted_prefixes_total"]
+    assert float(saved["device"]) == pytest.approx(of_each * (8 - moved["promoted_prefixes_total"]))
+
+
+@pytest.mark.exhaustive
+def test_a_prompt_goes_to_the_server_that_has_its_prefix_in_host_memory_alone(stacks):
+    """Each of two prefill servers has room for two states, and host memory for what it gives up."""
+    small = ("--max-num-seqs", "2", "--max-model-len", "256", "--cached-states", "2", "--cache-policy", "lru")
+    stack = stacks(
+        *("up", "--block-size", "16", *small, "--cache-memory", "0.004", "--prefill", "2"),
+        *("--prefill-policy", "prefix_affinity", "--host-cache-size", "64M"),
+    )
+    choose = random.Random(5)
+    prompts = [[choose.randrange(5, 900) for _ in range(200)] for _ in range(24)]
+    for number, prompt in enumerate(prompts):  # each session has a home on one of the two
+        assert usage(stack, greedy_body(prompt, 2) | {"session_id": str(number)})[0] == 0
+    stats = stack.stats()
+    assert min(stats[f"prefill-{number}"].prefill_tokens for number in range(2)) >= 199
+    wait_until_published(stack, len(prompts))
+    for prompt in prompts:
+        assert usage(stack, greedy_body([*prompt, 7], 2))[0] == 192
+    pages = [stack.metrics(f"prefill-{number}") for number in range(2)]
+    promoted = [
+        float(re.search(r"^twinfang_host_cache_promoted_prefixes_total (\S+)$", page, re.MULTILINE)[1])
+        for page in pages
+    ]
+    assert sum(promoted) >= len(prompts) // 2, "the devices had room for few"

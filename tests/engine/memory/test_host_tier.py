@@ -2,8 +2,9 @@
 
 import pytest
 
-from engine.memory.cached_start import CachedBlock, Match, Place
-from engine.memory.host_tier import NO_COPIES, HostMemory, HostTier
+from engine.memory.cached_start import NO_COPIES, CachedBlock, Match, Place
+from engine.memory.host_tier import HostMemory, HostTier
+from engine.memory.prefix_journal import PrefixJournal, ReadCost, Tier
 from engine.memory.start_sizes import StartSizes
 from wire.errors import ConfigError
 
@@ -36,6 +37,11 @@ def found(text, on_device=0):
     """What the device has of a prompt: KV and a state up to ``on_device`` blocks."""
     nodes = chain(text)
     return Match(nodes[:on_device], None, [], [node.key for node in nodes])
+
+
+def told(tier):
+    """What routers learn of host memory."""
+    return sorted(tier.journal.news(None).tiers[0].added)
 
 
 def length(tier, text, on_device=0, most=100):
@@ -98,6 +104,18 @@ def test_room_for_a_start_is_not_made_by_giving_up_the_blocks_before_it():
     demote(tier, "abcd")
     assert demoted(tier) == [("d", 2)]
     assert length(tier, "abcd") == 4
+
+
+def test_a_start_whose_earlier_blocks_had_to_go_is_not_kept_behind_them():
+    tier = make(num_pages=4, state_pages=0)
+    demote(tier, "abcd")
+    demote(tier, "abc")
+    tier.take()
+    demote(tier, "x")
+    demote(tier, "abcd")
+    assert demoted(tier) == [("x", 0)]
+    assert [length(tier, text) for text in ("abcd", "x")] == [None, 1]
+    assert (tier.figures.dropped, tier._pages.num_free) == (1, 3)
 
 
 def test_a_start_that_is_larger_than_host_memory_drives_nothing_out():
@@ -229,3 +247,32 @@ def test_host_memory_is_divided_into_pages_of_a_block_or_of_a_state():
     assert HostMemory.within(0, block_bytes=30, slot_bytes=100).num_bytes == 0
     with pytest.raises(ConfigError, match=r"`host_cache_bytes` 149 .* take 150 bytes; raise it"):
         HostMemory.within(149, block_bytes=30, slot_bytes=100)
+
+
+def test_routers_learn_of_starts_and_not_of_the_blocks_before_them():
+    tier = make(num_pages=10, journal=PrefixJournal({Tier.HOST: ReadCost(1.0, 0.1)}))
+    demote(tier, "abc")
+    demote(tier, "ab")
+    assert told(tier) == [b"ab", b"abc"]
+    tier.take()
+    demote(tier, "uvwxyz")
+    assert told(tier) == [b"uvwxyz"]
+    tier.clear()
+    assert told(tier) == []
+
+
+def test_routers_learn_of_every_block_of_a_model_without_states():
+    tier = make(num_pages=4, state_pages=0, journal=PrefixJournal({Tier.HOST: ReadCost(1.0, 0.1)}))
+    demote(tier, "abc")
+    tier.take()
+    demote(tier, "ab")
+    assert told(tier) == [b"a", b"ab", b"abc"]
+    demote(tier, "uv")
+    assert told(tier) == [b"a", b"ab", b"u", b"uv"]
+    tier.clear()
+    assert told(tier) == []
+
+
+def test_a_start_costs_as_many_tokens_as_are_computed_while_it_is_read():
+    sizes = StartSizes(block_tokens=16, block_bytes=3200, slot_bytes=1000, token_flops=50.0, pair_flops=0.0)
+    assert sizes.read_cost(flops_per_byte=2.0) == ReadCost(start=40.0, token=8.0)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.memory.prefix_journal import MAX_CHANGES, MAX_KEYS, PrefixJournal
+from engine.memory.prefix_journal import MAX_CHANGES, MAX_KEYS, PrefixJournal, ReadCost, Tier
 from wire.codec import MAX_MESSAGE_BYTES, encode
-from wire.messages.prefixes import KEY_BYTES, PrefixNews
+from wire.messages.prefixes import KEY_BYTES, PrefixNews, TierNews
 
 
 class Asker:
@@ -88,3 +88,51 @@ def test_a_message_is_bounded_and_has_the_newest():
     assert len(news.added) == MAX_KEYS
     assert news.added[-1] == key_of(MAX_KEYS + 9)
     assert len(encode(news)) < MAX_MESSAGE_BYTES
+
+
+COST = {Tier.HOST: ReadCost(start=100.0, token=0.5)}
+
+
+def test_a_key_is_told_with_the_fastest_tier_that_has_it():
+    journal = PrefixJournal(COST)
+    journal.add(key_of(1))
+    journal.add(key_of(1), Tier.HOST)
+    journal.add(key_of(2), Tier.HOST)
+    whole = journal.news(None)
+    assert (whole.added, whole.removed) == ((key_of(1),), ())
+    assert whole.tiers == (TierNews("host", (key_of(2),), 100.0, 0.5),)
+    journal.remove(key_of(1))
+    journal.add(key_of(2))
+    news = journal.news(whole.version)
+    assert (news.added, news.removed) == ((key_of(2),), (key_of(1),)), (
+        "readers of device memory alone are right"
+    )
+    assert news.tiers[0].added == (key_of(1),)
+    journal.remove(key_of(2), Tier.HOST)
+    assert journal.news(news.version).added == (), "the device still has it: nothing changed"
+    journal.remove(key_of(1), Tier.HOST)
+    assert journal.news(news.version).removed == (key_of(1),)
+
+
+def test_a_server_without_host_memory_sends_what_it_always_sent():
+    journal = PrefixJournal()
+    journal.add(key_of(1))
+    assert journal.news(None) == PrefixNews(journal.version, True, (key_of(1),))
+
+
+def test_a_message_with_all_tiers_is_bounded_and_has_the_device_s_keys_first():
+    journal = PrefixJournal(COST)
+    for number in range(MAX_KEYS):
+        journal.add(key_of(number), Tier.HOST)
+    for number in range(10):
+        journal.add(key_of(MAX_KEYS + number))
+    news = journal.news(None)
+    assert len(news.added) == 10
+    assert news.tiers[0].added == tuple(map(key_of, range(10, MAX_KEYS)))
+    assert len(encode(news)) < 20 * MAX_KEYS
+    for number in range(MAX_CHANGES // 2):
+        journal.add(key_of(number))
+        journal.remove(key_of(number))
+    changes = journal.news(news.version)
+    assert not changes.is_whole
+    assert len(encode(changes)) < 2 * 20 * MAX_CHANGES

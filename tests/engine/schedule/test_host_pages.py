@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from engine.config import EngineConfig
+from engine.memory.cached_start import HostCopy
 from engine.memory.caches import Caches
-from engine.memory.host_tier import HostCopy, HostMemory
+from engine.memory.host_tier import HostMemory
 from engine.models import read_config
 from engine.schedule.host_pages import HostPages
 from wire.errors import CapacityError

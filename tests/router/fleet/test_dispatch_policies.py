@@ -13,7 +13,7 @@ from testing.conditions import until
 from testing.router.scripted_router import samples_of
 from testing.router.scripted_servers import failing, hanging, saying, server_stats
 from wire.errors import ConfigError, InvalidRequestError, TransferError, UnavailableError
-from wire.messages.prefixes import PrefixNews, block_keys
+from wire.messages.prefixes import PrefixNews, TierNews, block_keys
 
 PROMPT = [5, 6, 7, 8]
 
@@ -249,4 +249,23 @@ async def test_a_prompt_goes_where_its_prefix_is_cached(make_stack):
     assert found["twinfang_published_prefixes", "prefill", holder.address] == 1
     holder.prefixes = PrefixNews(10, False, (), (keys[-1],))
     await until(lambda: len(known.prefixes) == 0)
+    await nothing_left(stack)
+
+
+async def test_a_prompt_goes_where_its_prefix_is_in_host_memory_unless_a_device_has_it(make_stack):
+    stack = await make_stack(num_prefill=3, prefill_policy="prefix_affinity")
+    stack.decode[0].script = saying([50])
+    prompt = list(range(5, 105))
+    _, in_host, on_device = stack.prefill
+    keys = block_keys(prompt[:64], block_size=16, fingerprint="f", salt="")
+    in_host.prefixes = PrefixNews(9, True, (), (), (TierNews("host", (keys[-1],), 8.0, 0.1),))
+    await connected(stack)
+    known = {address: one for _, address, one in stack.services.pool.assignments()}
+    await until(lambda: len(known[in_host.address].prefixes) == 1)
+    await complete(stack, 3, prompt=prompt)
+    assert [len(server.requests) for server in stack.prefill] == [0, 3, 0]
+    on_device.prefixes = PrefixNews(9, True, (keys[-1],))
+    await until(lambda: len(known[on_device.address].prefixes) == 1)
+    await complete(stack, 3, prompt=prompt)
+    assert [len(server.requests) for server in stack.prefill] == [0, 3, 3]
     await nothing_left(stack)

@@ -77,9 +77,9 @@ def test_prefixes_of_a_server_that_left_are_computed_elsewhere_and_one_that_join
     assert simulation.servers["new:1"].num_prompts > 0.05 * 30 * 20
 
 
-def choice(*candidates: Candidate, num_tokens: int = 1000) -> tuple[str, str]:
+def choice(*candidates: Candidate, num_tokens: int = 1000, session: str = "") -> tuple[str, str]:
     policy = PrefixAffinity(random.Random(0))
-    decision = policy.choose(candidates, Demand((0,) * num_tokens))
+    decision = policy.choose(candidates, Demand((0,) * num_tokens, session_name=session))
     return decision.candidate.address, decision.policy
 
 
@@ -97,3 +97,30 @@ def test_without_a_hit_it_is_least_loaded():
 def test_the_longest_prefix_wins_among_equal_loads():
     short, long = Candidate("short", cached_tokens=100), Candidate("long", cached_tokens=600)
     assert choice(short, long, Candidate("none")) == ("long", "prefix_affinity")
+
+
+SESSIONS = [f"{number:032x}" for number in range(60)]
+
+
+def test_sessions_have_homes_on_all_idle_servers():
+    servers = [Candidate(name) for name in "abc"]
+    homes = {session: choice(*servers, session=session) for session in SESSIONS}
+    assert {policy for _, policy in homes.values()} == {"session_affinity"}
+    assert all(sum(home == name for home, _ in homes.values()) >= 10 for name in "abc")
+    fewer = {session: choice(*servers[:2], session=session)[0] for session in SESSIONS}
+    assert all(fewer[session] == home for session, (home, _) in homes.items() if home != "c")
+
+
+@pytest.mark.parametrize(("queued", "stays"), [(500, True), (520, False)])
+def test_a_home_with_more_to_do_than_it_can_save_is_left(queued, stays):
+    (home, _) = choice(Candidate("a"), Candidate("b"), session=SESSIONS[0])
+    busy = [Candidate(name, Load(queued * (name == home), 10_000, 10_000)) for name in "ab"]
+    assert (choice(*busy, session=SESSIONS[0])[0] == home) is stays
+
+
+def test_what_a_server_has_cached_counts_more_than_being_a_home():
+    (home, _) = choice(Candidate("a"), Candidate("b"), session=SESSIONS[0])
+    servers = [Candidate(name, cached_tokens=0 if name == home else 600) for name in "ab"]
+    assert choice(*servers, session=SESSIONS[0]) == ({"a": "b", "b": "a"}[home], "prefix_affinity")
+    servers = [Candidate(name, cached_tokens=0 if name == home else 100) for name in "ab"]
+    assert choice(*servers, session=SESSIONS[0]) == (home, "session_affinity")

@@ -40,6 +40,9 @@ RIGHT = {
     "/v1/responses/input_tokens": {"input": [USER]},
     "/v1/messages": {"messages": [USER], "max_tokens": 3},
     "/v1/messages/count_tokens": {"messages": [USER]},
+    "/v1/sessions/retain": {"session_id": "chat-17", "seconds": 60},
+    "/v1/sessions/release": {"session_id": "chat-17"},
+    "/v1/sessions/prefetch": {"session_id": "chat-17"},
 }
 """What examples lack that nearly never get to an answer by chance."""
 MOST_FIELDS = 2

@@ -12,7 +12,7 @@ from engine.memory.prefix_cache import PrefixCache
 from router.fleet.links.prefix_index import PrefixIndex
 from router.policies.policy import Demand
 from testing.router.scripted_servers import server_info
-from wire.messages.prefixes import block_keys
+from wire.messages.prefixes import PrefixNews, TierNews, block_keys
 
 BLOCK_SIZE = 4
 PROMPTS = st.tuples(st.lists(st.integers(0, 1), min_size=2, max_size=24), st.sampled_from(["", "salt"]))
@@ -70,3 +70,37 @@ def test_kv_without_a_state_is_no_hit():
     assert index.cached_tokens(Demand(tuple(tokens), "salt")) == 0
     index.appeared(server_info("prefill", block_size=BLOCK_SIZE, incarnation="another"))
     assert index.cached_tokens(Demand(tuple(tokens))) == 0
+
+
+def test_a_start_in_a_slower_tier_counts_less_than_one_on_the_device_and_more_than_none():
+    tokens = tuple(range(41))
+    keys = block_keys(tokens[:40], block_size=BLOCK_SIZE, fingerprint="f", salt="")
+    index = PrefixIndex()
+    index.appeared(server_info("prefill", block_size=BLOCK_SIZE))
+    in_host = TierNews("host", (keys[4], keys[8]), start_cost=5.0, token_cost=0.25)
+    index.update(PrefixNews(1, True, (), (), (in_host,)))
+    assert index.cached_tokens(Demand(tokens)) == 36 - 5 - 9
+    index.update(PrefixNews(2, False, (keys[4],)))
+    assert index.cached_tokens(Demand(tokens)) == 36 - 5 - 4, "only the KV that the device lacks is read"
+    index.update(PrefixNews(3, False, (keys[8],)))
+    assert index.cached_tokens(Demand(tokens)) == 36
+    index.update(PrefixNews(4, False, (), (keys[8],), (TierNews("files", (keys[8],), 500.0, 0.0),)))
+    assert index.cached_tokens(Demand(tokens)) == 20, "reading takes longer than computing"
+    assert index.cached_tokens(Demand(tokens[:37])) == 20
+    index.update(PrefixNews(5, False, (), (keys[4], keys[8]), (TierNews("host", (keys[8],), 5.0, 0.0),)))
+    assert index.cached_tokens(Demand(tokens)) == 31
+    assert index.cached_tokens(Demand(tokens[:37])) == 0, (
+        "a server computes one more token behind such a start"
+    )
+    index.update(PrefixNews(6, False, (), (keys[8],)))
+    assert len(index) == 0
+
+
+def test_what_a_server_says_that_reading_costs_never_makes_a_start_longer():
+    tokens = tuple(range(9))
+    keys = block_keys(tokens[:8], block_size=BLOCK_SIZE, fingerprint="f", salt="")
+    for cost in (-100.0, float("nan"), float("inf"), float("-inf")):
+        index = PrefixIndex()
+        index.appeared(server_info("prefill", block_size=BLOCK_SIZE))
+        index.update(PrefixNews(1, True, (), (), (TierNews("host", (keys[0],), cost, cost),)))
+        assert 0 <= index.cached_tokens(Demand(tokens)) <= 4
