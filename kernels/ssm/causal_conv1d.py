@@ -207,6 +207,28 @@ def _store_boundaries_kernel(
     tl.store(state_tile, state.to(state_ptr.dtype.element_ty), mask=live)
 
 
+@triton_jit
+def convolved(window, weight, bias, taps, NUM_TAPS: tl.constexpr):
+    """Return ``silu(window weight + bias)`` ``[BLOCK_C]`` of tiles ``[BLOCK_C, TAPS]``.
+
+    The products are added one tap after the other. With one sum over the tile, the order would depend on how
+    the compiler divides the tile among threads, and so on the rest of the program.
+    """
+    products, y = window * weight, bias
+    for k in tl.static_range(NUM_TAPS):
+        y += tl.sum(tl.where((taps == k)[None, :], products, 0.0), axis=1)
+    return y * tl.sigmoid(y)
+
+
+@triton_jit
+def shifted(window, newest, taps, NUM_TAPS: tl.constexpr):
+    """Return the window ``[BLOCK_C, TAPS]`` after one more input ``[BLOCK_C]``."""
+    is_next = (taps[None, :] == taps[:, None] + 1)[None, :, :]
+    bits = window.to(tl.int32, bitcast=True)  # as floats, -0 + 0 would be 0
+    bits = tl.sum(tl.where(is_next, bits[:, None, :], 0), axis=2)
+    return tl.where((taps == NUM_TAPS - 1)[None, :], newest[:, None], bits.to(tl.float32, bitcast=True))
+
+
 # Decode: one program per (row, BLOCK_C channels) tile goes through the row's positions, with the window of
 # inputs under the taps in registers. The window is loaded before anything is stored, since one of the write
 # slots may be the read slot. One thread holds all K elements of a channel, so selection shifts the window.
@@ -251,14 +273,11 @@ def _convolve_positions_kernel(
     state_tile = state_ptr + channels[:, None] * channel_stride + (taps - 1)[None, :]
     window = tl.load(state_tile + slot * slot_stride, mask=live_state, other=0.0).to(tl.float32)
     tl.debug_barrier()  # all threads have read before any thread writes
-    is_next = (taps[None, :] == taps[:, None] + 1)[None, :, :]
     for i in tl.static_range(NUM_POSITIONS):
         x_i = x_ptr + row * x_row_stride + i * x_position_stride + channels
         newest = tl.load(x_i, mask=live_channels, other=0.0).to(tl.float32)
-        window = tl.sum(tl.where(is_next, window[:, None, :], 0.0), axis=2)
-        window = tl.where((taps == NUM_TAPS - 1)[None, :], newest[:, None], window)
-        y = tl.sum(window * weight, axis=1) + bias
-        y = y * tl.sigmoid(y)
+        window = shifted(window, newest, taps, NUM_TAPS)
+        y = convolved(window, weight, bias, taps, NUM_TAPS)
         tl.store(y_row + i * num_channels, y.to(y_ptr.dtype.element_ty), mask=live_channels)
         target = tl.load(write_slots_ptr + row * NUM_POSITIONS + i).to(tl.int64)
         if target != 0:
@@ -356,6 +375,7 @@ def _launch_decode(
         NUM_TAPS=num_taps,
         TAPS=triton.next_power_of_2(num_taps),
         **tiles,
+        enable_fp_fusion=False,  # a position's bits must not depend on how many there are
     )
     return y
 

@@ -9,6 +9,7 @@ There are R rows; H heads of P channels; G groups; N state columns per channel. 
 goes to its own slot, so that the next step may start after any accepted prefix. A state of 16 bits
 is rounded after every position (kernels/formats/stochastic_round.py), and the next position starts from the
 rounded state. So the stored state does not depend on how positions were divided among steps.
+kernels/replay/selective_state_replay.py has another form of this step, with one slot per row.
 
 | device | form |
 |---|---|
@@ -35,7 +36,7 @@ from kernels.gpu.triton_jit import tl, triton, triton_jit
 from kernels.ssm.reference_row import reference_decode_rows
 from kernels.ssm.scan_row import fill_padding_positions, leave_position, time_step
 from kernels.ssm.selective_state_update_cpu import update_heads
-from kernels.ssm.state_arguments import decode_states, flat_rows
+from kernels.ssm.state_arguments import NOTHING_KEPT, decode_states, flat_rows
 
 
 def selective_state_update_reference(
@@ -73,10 +74,17 @@ def reference_tokens(
     inputs = list(inputs)
     acc = torch.promote_types(inputs[0].dtype, torch.float32)
     x, dt, B, C = (t.to(acc) for t in inputs)
-    step = F.softplus(dt + dt_bias.to(acc)).clamp(*dt_limit)
+    decay, step = reference_gates(dt, A, dt_bias, dt_limit)
     B, C = (t.repeat_interleave(x.shape[1] // t.shape[1], dim=1) for t in (B, C))
-    decay, skipped = torch.exp(A.to(acc) * step), D.to(acc)[:, None] * x
-    return zip(step[..., None] * x, decay, B, C, skipped, strict=True)
+    return zip(step[..., None] * x, decay, B, C, D.to(acc)[:, None] * x, strict=True)
+
+
+def reference_gates(
+    dt: Tensor, A: Tensor, dt_bias: Tensor, dt_limit: tuple[float, float]
+) -> tuple[Tensor, Tensor]:
+    """Return ``exp(A dt')`` and ``dt'``."""
+    step = F.softplus(dt + dt_bias.to(dt.dtype)).clamp(*dt_limit)
+    return torch.exp(A.to(dt.dtype) * step), step
 
 
 def reference_step(
@@ -85,6 +93,17 @@ def reference_step(
     """Return the next state ``[H, P, N]`` and the output ``[H, P]``."""
     h = decay[:, None, None] * h + u[:, :, None] * B[:, None, :]
     return h, (h * C[:, None, :]).sum(dim=-1) + skipped
+
+
+@triton_jit
+def advance_tile(h, x, decay, step, B):
+    """Return the state's tile ``[BLOCK_P, BLOCK_N]`` after a token.
+
+    All forms of the decode step call this, and are compiled without fusing sums and products: the one fused
+    operation is written out. Otherwise the compiler would fuse others in another form's program, and a state
+    would depend on the form.
+    """
+    return tl.fma(h, tl.broadcast_to(decay, h.shape), (step * x)[:, None] * B[None, :])
 
 
 # One program per (row, head, BLOCK_P rows of the state): its [BLOCK_P, N] tile stays in registers over all
@@ -165,7 +184,7 @@ def _update_tiles_kernel(
             B = tl.load(B_row + (i + 1) * B_position_stride, mask=live_n, other=0.0)
             C = tl.load(C_row + (i + 1) * C_position_stride, mask=live_n, other=0.0)
         step = time_step(dt_i + dt_bias, dt_min, dt_max)
-        h = h * tl.exp(A * step) + (step * x_i)[:, None] * B_i[None, :]
+        h = advance_tile(h, x_i, tl.exp(A * step), step, B_i)
         y = tl.sum(h * C_i[None, :], axis=1) + D * x_i
         tl.store(y_row + i * num_heads * head_dim, y.to(y_ptr.dtype.element_ty), mask=live_p)
         elements = p[:, None] * state_dim + n[None, :]
@@ -207,6 +226,7 @@ def _launch(
         *dt_limit, rounding.signed_seed, rounding.first_head, num_heads, head_dim, state_dim,
         HEADS_PER_GROUP=num_heads // num_groups, NUM_POSITIONS=num_positions,
         STOCHASTIC=rounding.is_stochastic, BLOCK_N=triton.next_power_of_2(state_dim), **tiles,
+        enable_fp_fusion=False,
     )  # fmt: skip
     return y
 
@@ -227,6 +247,7 @@ def _update_on_cpu(
         *decode_states(ssm_state, read_slots, write_slots, seq_lens, rounding),
         (np.float32(dt_limit[0]), np.float32(dt_limit[1])),
         (num_positions, num_heads, head_dim, num_groups, width),
+        *NOTHING_KEPT,
         as_flat_array(y),
     )
     return y if x.dtype == torch.float32 else y.to(x.dtype)

@@ -9,6 +9,9 @@ from the slot that the previous position wrote, and writes its own slot. So noth
 state of 16 bits each position sees the stored values. Rows to come are prefetched, since the core's own
 prefetcher does not look so far ahead. Prefill is in ssd_chunk_scan_cpu.py.
 
+The replay form (kernels/replay/kept_inputs.py) is the same compiled code: a row's pending tokens come before
+its positions, and the state after the last pending token is the only one that is stored.
+
 Arrays are flat, with explicit strides if they may be views of wider ones; the last axis is contiguous.
 """
 
@@ -102,20 +105,26 @@ def scan_steps(dt, dt_bias, A, dt_limit, step, decay, begin, end):
 @cpu_jit
 def update_heads(
     x, x_strides, dt, dt_strides, B, B_strides, C, C_strides, A, D, dt_bias, state, state_strides,
-    read_slots, write_slots, seq_lens, rounding, dt_limit, shape, y, begin, end,
+    read_slots, write_slots, seq_lens, rounding, dt_limit, shape, kept, pending, y, begin, end,
 ):  # fmt: skip
     """Update states. Item ``r * H + h`` stands for all positions of head h of decode row r.
 
-    ``shape`` is T, H, P, G, N as in selective_state_update.py; y is flat.
+    ``shape`` is T, H, P, G, N as in selective_state_update.py; y is flat. ``kept`` is x, gates and B as in
+    selective_state_flush.py, each flat. ``pending`` is each row's row in them, its number of pending tokens,
+    and the places of a row. Without places nothing is pending or kept, and write_slots is ``[R, T]``. Else it
+    is ``[R, 1]``.
     """
+    kept_x, kept_gates, kept_B = kept
+    kept_rows, counts, places = pending
     by_chance, layer_seed, first_head = rounding
     num_positions, num_heads, head_dim, num_groups, width = shape
     slot_stride, head_stride, row_stride = state_strides
     w, heads_per_group, whole = lanes(), num_heads // num_groups, width - width % lanes()
     unwritten = np.empty(w * width, state.dtype)  # stands in for write slot 0
     gains, tails, totals = aligned(w), aligned(w), aligned(w)  # gains are step x
-    steps, decays = np.empty(num_positions, np.float32), np.empty(num_positions, np.float32)
-    keys = np.empty(num_positions, np.int64)
+    most = num_positions + places
+    steps, decays = np.empty(most, np.float32), np.empty(most, np.float32)
+    keys, tokens = np.empty(most, np.int64), np.empty(most, np.int64)  # tokens: their places, if any
     for item in range(begin, end):
         r, h = item // num_heads, item % num_heads
         g = h // heads_per_group
@@ -125,54 +134,84 @@ def update_heads(
                 out = row_out + i * num_heads * head_dim
                 y[out : out + head_dim] = _ZERO
             continue
-        for i in range(num_positions):
-            steps[i] = _time_step(dt[r * dt_strides[0] + i * dt_strides[1] + h] + dt_bias[h], dt_limit)
-            decays[i] = np.float32(math.exp(A[h] * steps[i]))
-            keys[i] = rounding_key(layer_seed, first_head + h, seq_lens[r] - num_positions + i + 1)
+        count = counts[r] if places > 0 else 0
+        num_before = seq_lens[r] - num_positions - count
+        for j in range(count + num_positions):
+            i = j - count  # negative: a pending token
+            keys[j] = rounding_key(layer_seed, first_head + h, num_before + j + 1)
+            if places > 0:
+                tokens[j] = kept_rows[r] * places + (num_before + j) % places
+            if i < 0:
+                at = 2 * (tokens[j] * num_heads + h)
+                decays[j], steps[j] = kept_gates[at], kept_gates[at + 1]
+                continue
+            steps[j] = _time_step(dt[r * dt_strides[0] + i * dt_strides[1] + h] + dt_bias[h], dt_limit)
+            decays[j] = np.float32(math.exp(A[h] * steps[j]))
+            if places > 0:
+                at = tokens[j] * num_heads + h
+                kept_gates[2 * at], kept_gates[2 * at + 1] = decays[j], steps[j]
+                o = r * x_strides[0] + i * x_strides[1] + h * x_strides[2]
+                for q in range(head_dim):
+                    kept_x[at * head_dim + q] = x[o + q]
+                b = r * B_strides[0] + i * B_strides[1] + g * B_strides[2]
+                if h % heads_per_group == 0:
+                    for n in range(width):
+                        kept_B[(tokens[j] * num_groups + g) * width + n] = B[b + n]
         p = 0
         while p < head_dim:
             num_rows = w if p + w <= head_dim else (4 if p + 4 <= head_dim else 1)
             inside = h * head_stride + p * row_stride
             source, s, stride = state, read_slots[r] * slot_stride + inside, row_stride
-            for i in range(num_positions):
+            for j in range(count + num_positions):
+                i, slot = j - count, 0
+                if places == 0:
+                    slot = write_slots[r, j]
+                elif j + 1 == count:
+                    slot = write_slots[r, 0]
                 target, t, target_stride = unwritten, 0, width
                 fetched, f, fetched_stride = source, s, stride
-                if write_slots[r, i] != 0:
-                    target, t, target_stride = state, write_slots[r, i] * slot_stride + inside, row_stride
+                if slot != 0:
+                    target, t, target_stride = state, slot * slot_stride + inside, row_stride
                     fetched, f, fetched_stride = target, t, target_stride
-                b = r * B_strides[0] + i * B_strides[1] + g * B_strides[2]
-                c = r * C_strides[0] + i * C_strides[1] + g * C_strides[2]
-                o = r * x_strides[0] + i * x_strides[1] + h * x_strides[2] + p
-                out = row_out + i * num_heads * head_dim + p
+                if i < 0:  # C is not kept; B stands in for it, and nobody reads the output
+                    b = (tokens[j] * num_groups + g) * width
+                    c, o = b, (tokens[j] * num_heads + h) * head_dim + p
+                    xs, Bs, Cs = kept_x, kept_B, kept_B
+                else:
+                    b = r * B_strides[0] + i * B_strides[1] + g * B_strides[2]
+                    c = r * C_strides[0] + i * C_strides[1] + g * C_strides[2]
+                    o = r * x_strides[0] + i * x_strides[1] + h * x_strides[2] + p
+                    xs, Bs, Cs = x, B, C
                 if num_rows == w:
-                    store(gains, 0, multiply(splat(steps[i]), load(x, o)))
+                    store(gains, 0, multiply(splat(steps[j]), load(xs, o)))
                 else:
                     for q in range(num_rows):
-                        gains[q] = steps[i] * x[o + q]
+                        gains[q] = steps[j] * xs[o + q]
                 f += w * fetched_stride
                 begin, hC = whole, splat(_ZERO)
                 # Not in a function of its own, which numba might call instead of inlining it.
                 if num_rows == w:
                     hC = advance_rows(
-                        source, s, stride, target, t, target_stride, fetched, f, fetched_stride, decays[i],
-                        gains, B, b, C, c, whole, width, by_chance, keys[i], p * width,
+                        source, s, stride, target, t, target_stride, fetched, f, fetched_stride, decays[j],
+                        gains, Bs, b, Cs, c, whole, width, by_chance, keys[j], p * width,
                     )  # fmt: skip
                 elif num_rows == 4:
                     hC = advance_4_rows(
-                        source, s, stride, target, t, target_stride, fetched, f, fetched_stride, decays[i],
-                        gains, B, b, C, c, whole, width, by_chance, keys[i], p * width,
+                        source, s, stride, target, t, target_stride, fetched, f, fetched_stride, decays[j],
+                        gains, Bs, b, Cs, c, whole, width, by_chance, keys[j], p * width,
                     )  # fmt: skip
                 else:
                     begin = 0
                 if begin < width:
                     rest = _advance_tails(
-                        source, s, stride, target, t, target_stride, decays[i], gains, B, b, C, c, tails,
-                        num_rows, begin, width, by_chance, keys[i], p * width,
+                        source, s, stride, target, t, target_stride, decays[j], gains, Bs, b, Cs, c, tails,
+                        num_rows, begin, width, by_chance, keys[j], p * width,
                     )  # fmt: skip
                     hC = add(hC, rest)
-                if num_rows == w:
+                out = row_out + i * num_heads * head_dim + p
+                if i >= 0 and num_rows == w:
                     store(y, out, multiply_add(splat(D[h]), load(x, o), hC))
-                else:
+                elif i >= 0:
                     store(totals, 0, hC)
                     for q in range(num_rows):
                         y[out + q] = multiply_add_number(D[h], x[o + q], totals[q])

@@ -21,12 +21,15 @@ class Compiled:
     """A compiled kernel. ``stack_bytes`` per thread are spilled registers."""
 
     ptx: str
+    ttgir: str
     registers: int
     stack_bytes: int
     shared_bytes: int
 
 
-def compile_kernel(kernel, constants, types, *, others="i32", num_warps=4, num_stages=3) -> Compiled:
+def compile_kernel(
+    kernel, constants, types, *, others="i32", num_warps=4, num_stages=3, enable_fp_fusion=True
+) -> Compiled:
     """Compiles a kernel. ``types`` gives arguments' types by name. Pointers that it does not name have the
     type ``types["*"]``, all other arguments ``others``.
 
@@ -46,7 +49,7 @@ def compile_kernel(kernel, constants, types, *, others="i32", num_warps=4, num_s
     }
     known = {name: value for name, value in constants.items() if name in signature}
     source = ASTSource(fn=kernel, signature=signature, constexprs=known, attrs=aligned)
-    options = {"num_warps": num_warps, "num_stages": num_stages}
+    options = {"num_warps": num_warps, "num_stages": num_stages, "enable_fp_fusion": enable_fp_fusion}
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
         cubin.write(compiled.asm["cubin"])
@@ -56,4 +59,5 @@ def compile_kernel(kernel, constants, types, *, others="i32", num_warps=4, num_s
         ).stdout
     found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
     assert found, usage
-    return Compiled(compiled.asm["ptx"], int(found[1]), int(found[2]), compiled.metadata.shared)
+    code = compiled.asm["ptx"], compiled.asm["ttgir"]
+    return Compiled(*code, int(found[1]), int(found[2]), compiled.metadata.shared)
