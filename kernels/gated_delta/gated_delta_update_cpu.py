@@ -135,8 +135,8 @@ def update_heads(
     """
     kept_k, kept_v, kept_gates = kept
     kept_rows, counts, places = pending
-    most = num_positions + places
     num_positions, num_key_heads, width, num_heads, head_dim = shape
+    most = num_positions + places
     slot_stride, head_stride, row_stride = state_strides
     by_chance, layer_seed, first_head = rounding
     half, whole = lanes() // 2, width - width % lanes()

@@ -85,8 +85,8 @@ def gated_delta_flush_reference(
 
 @triton_jit
 def advance_pending(
-    S, k, k_stride, v, v_stride, gates, gates_stride, live_v, live_k, state_ptr, elements, first, count,
-    layer_seed, head, PLACES: tl.constexpr, STOCHASTIC: tl.constexpr,
+    S, k, k_stride, v, v_stride, gates, gates_stride, rows, value_dim, columns, key_dim, state_ptr, elements,
+    first, count, layer_seed, head, PLACES: tl.constexpr, STOCHASTIC: tl.constexpr,
 ):  # fmt: skip
     """Return the state's tile after ``count`` kept tokens. ``first`` is the index of the first of them.
 
@@ -94,15 +94,15 @@ def advance_pending(
     loaded before the previous token is computed.
     """
     place, more = first % PLACES, count > 0
-    k_next = tl.load(k + place * k_stride, mask=live_k & more, other=0.0)
-    v_next = tl.load(v + place * v_stride, mask=live_v & more, other=0.0)
+    k_next = tl.load(k + place * k_stride, mask=columns < tl.where(more, key_dim, 0), other=0.0)
+    v_next = tl.load(v + place * v_stride, mask=rows < tl.where(more, value_dim, 0), other=0.0)
     decay_next = tl.load(gates + place * gates_stride, mask=more, other=0.0)
     beta_next = tl.load(gates + place * gates_stride + 1, mask=more, other=0.0)
     for j in range(count):
         k_j, v_j, decay, beta = k_next, v_next.to(tl.float32), decay_next, beta_next
         place, more = (first + j + 1) % PLACES, j + 1 < count
-        k_next = tl.load(k + place * k_stride, mask=live_k & more, other=0.0)
-        v_next = tl.load(v + place * v_stride, mask=live_v & more, other=0.0)
+        k_next = tl.load(k + place * k_stride, mask=columns < tl.where(more, key_dim, 0), other=0.0)
+        v_next = tl.load(v + place * v_stride, mask=rows < tl.where(more, value_dim, 0), other=0.0)
         decay_next = tl.load(gates + place * gates_stride, mask=more, other=0.0)
         beta_next = tl.load(gates + place * gates_stride + 1, mask=more, other=0.0)
         S = advance_tile(S, k_j, v_j, decay, beta)
@@ -155,9 +155,9 @@ def _flush_tiles_kernel(
     elements = rows[:, None] * key_dim + columns[None, :]
     S = tl.load(state_tile + slot * slot_stride, mask=live, other=0.0).to(tl.float32)
     S = advance_pending(
-        S, kept_k, num_key_heads * key_dim, kept_v, num_heads * value_dim, kept_gates, num_heads * 2, live_v,
-        live_k, state_ptr, elements, tl.load(seq_lens_ptr + row) - count, count, layer_seed,
-        head + first_head, PLACES, STOCHASTIC,
+        S, kept_k, num_key_heads * key_dim, kept_v, num_heads * value_dim, kept_gates, num_heads * 2, rows,
+        value_dim, columns, key_dim, state_ptr, elements, tl.load(seq_lens_ptr + row) - count, count,
+        layer_seed, head + first_head, PLACES, STOCHASTIC,
     )  # fmt: skip
     target = tl.load(write_slots_ptr + row).to(tl.int64)
     tl.store(state_tile + target * slot_stride, S.to(state_ptr.dtype.element_ty), mask=live)

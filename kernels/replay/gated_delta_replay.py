@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.cpu.jit import as_array, as_flat_array
+from kernels.cpu.jit import as_array
 from kernels.formats.stochastic_round import NEAREST, StateRounding, round_state, rounding_key
 from kernels.gated_delta.gated_delta_update import (
     advance_tile,
@@ -162,13 +162,15 @@ def _replay_tiles_kernel(
     elements = rows[:, None] * key_dim + columns[None, :]
     S = tl.load(state_tile + slot * slot_stride, mask=live, other=0.0).to(tl.float32)
     S = advance_pending(
-        S, kept_k, num_key_heads * key_dim, kept_v, num_heads * value_dim, kept_gates, num_heads * 2, live_v,
-        live_k, state_ptr, elements, known - count, count, layer_seed, head + first_head, PLACES, STOCHASTIC,
+        S, kept_k, num_key_heads * key_dim, kept_v, num_heads * value_dim, kept_gates, num_heads * 2, rows,
+        value_dim, columns, key_dim, state_ptr, elements, known - count, count, layer_seed, head + first_head,
+        PLACES, STOCHASTIC,
     )  # fmt: skip
     if count > 0:
         target = tl.load(write_slots_ptr + row).to(tl.int64)
         tl.store(state_tile + target * slot_stride, S.to(state_ptr.dtype.element_ty), mask=live)
     is_first = block == 0
+    keeps_k = columns < tl.where(is_first & (head % HEADS_PER_KEY_HEAD == 0), key_dim, 0)
     for i in tl.static_range(NUM_POSITIONS):
         place = (known + i) % PLACES
         tl.store(kept_v + place * num_heads * value_dim, v, mask=live_v)
@@ -183,7 +185,6 @@ def _replay_tiles_kernel(
         q_i *= scale / tl.sqrt(tl.sum(q_i * q_i, axis=0) + norm_eps)
         k_i *= 1.0 / tl.sqrt(tl.sum(k_i * k_i, axis=0) + norm_eps)
         decay = tl.exp(A * time_step(a_i + dt_bias, 0.0, float("inf")))
-        keeps_k = live_k & is_first & (head % HEADS_PER_KEY_HEAD == 0)
         tl.store(kept_k + place * num_key_heads * key_dim, k_i, mask=keeps_k)
         tl.store(kept_gates + place * num_heads * 2, decay, mask=is_first)
         tl.store(kept_gates + place * num_heads * 2 + 1, beta, mask=is_first)

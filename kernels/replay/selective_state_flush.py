@@ -87,8 +87,8 @@ def selective_state_flush_reference(
 
 @triton_jit
 def advance_pending(
-    h, x, x_stride, gates, gates_stride, B, B_stride, live_p, live_n, state_ptr, elements, first, count,
-    layer_seed, head, PLACES: tl.constexpr, STOCHASTIC: tl.constexpr,
+    h, x, x_stride, gates, gates_stride, B, B_stride, p, head_dim, n, state_dim, state_ptr, elements, first,
+    count, layer_seed, head, PLACES: tl.constexpr, STOCHASTIC: tl.constexpr,
 ):  # fmt: skip
     """Return the state's tile after ``count`` kept tokens. ``first`` is the index of the first of them.
 
@@ -96,15 +96,15 @@ def advance_pending(
     loaded before the previous token is computed.
     """
     place, more = first % PLACES, count > 0
-    x_next = tl.load(x + place * x_stride, mask=live_p & more, other=0.0)
-    B_next = tl.load(B + place * B_stride, mask=live_n & more, other=0.0)
+    x_next = tl.load(x + place * x_stride, mask=p < tl.where(more, head_dim, 0), other=0.0)
+    B_next = tl.load(B + place * B_stride, mask=n < tl.where(more, state_dim, 0), other=0.0)
     decay_next = tl.load(gates + place * gates_stride, mask=more, other=0.0)
     step_next = tl.load(gates + place * gates_stride + 1, mask=more, other=0.0)
     for j in range(count):
         x_j, B_j, decay, step = x_next.to(tl.float32), B_next.to(tl.float32), decay_next, step_next
         place, more = (first + j + 1) % PLACES, j + 1 < count
-        x_next = tl.load(x + place * x_stride, mask=live_p & more, other=0.0)
-        B_next = tl.load(B + place * B_stride, mask=live_n & more, other=0.0)
+        x_next = tl.load(x + place * x_stride, mask=p < tl.where(more, head_dim, 0), other=0.0)
+        B_next = tl.load(B + place * B_stride, mask=n < tl.where(more, state_dim, 0), other=0.0)
         decay_next = tl.load(gates + place * gates_stride, mask=more, other=0.0)
         step_next = tl.load(gates + place * gates_stride + 1, mask=more, other=0.0)
         h = advance_tile(h, x_j, decay, step, B_j)
@@ -157,8 +157,8 @@ def _flush_tiles_kernel(
     elements = p[:, None] * state_dim + n[None, :]
     h = tl.load(state_tile + slot * slot_stride, mask=live, other=0.0).to(tl.float32)
     h = advance_pending(
-        h, kept_x, num_heads * head_dim, kept_gates, num_heads * 2, kept_B, num_groups * state_dim, live_p,
-        live_n, state_ptr, elements, tl.load(seq_lens_ptr + row) - count, count, layer_seed,
+        h, kept_x, num_heads * head_dim, kept_gates, num_heads * 2, kept_B, num_groups * state_dim, p,
+        head_dim, n, state_dim, state_ptr, elements, tl.load(seq_lens_ptr + row) - count, count, layer_seed,
         head + first_head, PLACES, STOCHASTIC,
     )  # fmt: skip
     target = tl.load(write_slots_ptr + row).to(tl.int64)

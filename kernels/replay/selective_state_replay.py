@@ -162,14 +162,15 @@ def _replay_tiles_kernel(
     elements = p[:, None] * state_dim + n[None, :]
     h = tl.load(state_tile + slot * slot_stride, mask=live, other=0.0).to(tl.float32)
     h = advance_pending(
-        h, kept_x, num_heads * head_dim, kept_gates, num_heads * 2, kept_B, num_groups * state_dim, live_p,
-        live_n, state_ptr, elements, known - count, count, layer_seed, head + first_head, PLACES, STOCHASTIC,
+        h, kept_x, num_heads * head_dim, kept_gates, num_heads * 2, kept_B, num_groups * state_dim, p,
+        head_dim, n, state_dim, state_ptr, elements, known - count, count, layer_seed, head + first_head,
+        PLACES, STOCHASTIC,
     )  # fmt: skip
     if count > 0:
         target = tl.load(write_slots_ptr + row).to(tl.int64)
         tl.store(state_tile + target * slot_stride, h.to(state_ptr.dtype.element_ty), mask=live)
     is_first = block == 0
-    keeps_B = live_n & is_first & (head % HEADS_PER_GROUP == 0)
+    keeps_B = n < tl.where(is_first & (head % HEADS_PER_GROUP == 0), state_dim, 0)
     for i in tl.static_range(NUM_POSITIONS):
         place = (known + i) % PLACES
         tl.store(kept_x + place * num_heads * head_dim, x, mask=live_p)

@@ -14,7 +14,6 @@ from kernels.formats.stochastic_round import GRID_TOKENS, StateRounding
 from kernels.gpu.strides import adjacent
 from kernels.ssm.boundaries import Segments
 
-
 NOTHING = np.empty(0, np.float32)
 """An operand of a CPU kernel that has no elements in the present call."""
 NOTHING_KEPT = (NOTHING, NOTHING, NOTHING), (np.empty(0, np.int64), np.empty(0, np.int32), 0)

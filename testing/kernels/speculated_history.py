@@ -89,7 +89,7 @@ class History:
         return rows
 
     def earlier(self) -> tuple[Rows, list[int]]:
-        """Returns rows of a flush that store states of one token less, and the slots form's slots of these."""
+        """Returns rows of a flush that store states of one token less, and their slots in the slots form."""
         sequences = [q for q in range(self.num_sequences) if self.pending[q] > 1]
         rows = self.rows(sequences, 0)
         pending = rows.pending

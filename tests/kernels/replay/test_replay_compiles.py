@@ -78,12 +78,13 @@ for constants, tiles, types, kernels in FAMILIES:
 """
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("dtype", "state", "positions"),
     [
         ("bf16", "*fp32", 4),
-        pytest.param("fp32", "*fp32", 2, marks=pytest.mark.exhaustive),
-        pytest.param("bf16", "*bf16", 4, marks=pytest.mark.exhaustive),  # rounded stochastically
+        ("fp32", "*fp32", 2),
+        ("bf16", "*bf16", 4),  # rounded stochastically
     ],
 )
 def test_replays_compile_and_add_up_like_the_slots_form(dtype, state, positions):

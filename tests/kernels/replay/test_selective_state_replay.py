@@ -93,12 +93,13 @@ def forms_of(make_pool, target, history, heads, state_dtype=FLOAT32, **options):
 @pytest.mark.parametrize(
     ("heads", "num_positions", "dtype", "state_dtype", "rounding"),
     [
-        (HEADS[0], 3, FLOAT32, FLOAT32, NEAREST),
-        (HEADS[1], 4, BFLOAT16, BFLOAT16, BY_CHANCE),
+        (HEADS[2], 2, BFLOAT16, BFLOAT16, BY_CHANCE),
         *(
             pytest.param(*one, marks=pytest.mark.exhaustive)
             for one in [
                 (HEADS[0], 1, FLOAT32, FLOAT32, NEAREST),
+                (HEADS[0], 3, FLOAT32, FLOAT32, NEAREST),
+                (HEADS[1], 4, BFLOAT16, BFLOAT16, BY_CHANCE),
                 (HEADS[1], 2, FLOAT32, BFLOAT16, NEAREST),
                 (HEADS[2], 6, FLOAT16, FLOAT32, NEAREST),
                 (HEADS[2], 3, FLOAT32, BFLOAT16, BY_CHANCE),
@@ -112,11 +113,10 @@ def test_replays_have_the_bits_of_slots(
     target, heads, num_positions, dtype, state_dtype, rounding, poisoned_pool
 ):
     for seed in range(2 if target.name == "cpu" else 1):
-        history = History(4, num_positions, target.device, seed=seed, in_place=seed == 1)
-        forms = forms_of(
-            poisoned_pool, target, history, heads, state_dtype, dtype=dtype, rounding=rounding
-        )
-        assert_forms_agree(forms, history, 24 if target.name == "cpu" else 6)
+        num_sequences, num_steps = (4, 24) if target.name == "cpu" else (2, 5)
+        history = History(num_sequences, num_positions, target.device, seed=seed, in_place=seed == 1)
+        forms = forms_of(poisoned_pool, target, history, heads, state_dtype, dtype=dtype, rounding=rounding)
+        assert_forms_agree(forms, history, num_steps)
 
 
 @pytest.mark.parametrize("state_dtype", [FLOAT64, FLOAT32, BFLOAT16])
@@ -134,9 +134,7 @@ def test_references_agree_in_float64(target, state_dtype, poisoned_pool):
 def test_replays_agree_with_the_reference(target, poisoned_pool):
     history = History(3, 3, target.device)
     forms = forms_of(poisoned_pool, target, history, HEADS[1])
-    exact = forms_of(
-        poisoned_pool, Target("cpu", target.device), history, HEADS[1], FLOAT64, dtype=FLOAT64
-    )
+    exact = forms_of(poisoned_pool, Target("cpu", target.device), history, HEADS[1], FLOAT64, dtype=FLOAT64)
     for q in range(3):
         state = forms.slots[history.slot[q]]
         forms.replayed[history.replay_slot[q]], exact.replayed[history.replay_slot[q]] = state, state.double()
