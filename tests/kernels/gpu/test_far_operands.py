@@ -47,9 +47,9 @@ def longs(*shape: int) -> Tensor:
     return torch.zeros(shape, dtype=torch.int64)
 
 
-def pending(count: int) -> PendingRows:
-    """The last row of kept inputs, with ``count`` pending tokens."""
-    return PendingRows(torch.tensor([1]), int32(count), int32(9))
+PENDING = PendingRows(torch.tensor([1, 0]), int32(1, 2), int32(9, 6))
+REPLAYED, FLUSHED = (int32(11, 2), int32(7, 10)), (int32(3, 8), int32(6, 1))
+"""Slots that two rows read and write."""
 
 
 def norms(place: Place) -> list[Tensor]:
@@ -108,10 +108,9 @@ def convolution(place: Place) -> list[Tensor]:
     y = causal_conv1d._launch_prefill(x, weight, bias, pool, *rows.index, 9, rows.boundaries)
     x, slots = place(torch.randn(2, 2, 24)), (int32(11, 2), int32([11, 5], [0, 9]))
     decoded = causal_conv1d._launch_decode(x, weight, bias, pool, *slots)
-    kept = place(torch.randn(2, 4, 24))
-    row = int32(11), int32(7), kept, pending(1)
-    replayed = causal_conv1d_replay._launch_replay(x[1:], weight, bias, pool, *row)
-    causal_conv1d_replay._launch_flush(pool, int32(3), int32(6), kept, pending(2))
+    kept = torch.randn(2, 4, 24)
+    replayed = causal_conv1d_replay._launch_replay(x, weight, bias, pool, *REPLAYED, kept, PENDING)
+    causal_conv1d_replay._launch_flush(pool, *FLUSHED, kept, PENDING)
     return [y, decoded, replayed, pool, kept]
 
 
@@ -128,11 +127,10 @@ def mamba(place: Place) -> list[Tensor]:
     y = ssd_chunk_scan._launch(*operands(rows.num_tokens), segments, 16, NO_LIMIT, ROUNDING)
     slots = int32(11, 2), int32([11, 5], [0, 9]), NO_LIMIT, int32(70, 9), ROUNDING
     decoded = selective_state_update._launch(*operands(2, 2), *slots)
-    kept = [place(torch.randn(2, 4, *size)) for size in ((4, 8), (4, 2), (2, 16))]
-    inputs = selective_state_flush.KeptSsmInputs(*kept)
-    row = int32(11), int32(7), inputs, pending(1), NO_LIMIT, ROUNDING
-    replayed = selective_state_replay._launch_replay(*operands(1, 2), *row)
-    selective_state_flush._launch_flush(pool, int32(3), int32(6), inputs, pending(2), ROUNDING)
+    kept = [torch.randn(2, 4, *size) for size in ((4, 8), (4, 2), (2, 16))]
+    inputs = selective_state_flush.KeptSsmInputs(*kept), PENDING
+    replayed = selective_state_replay._launch_replay(*operands(2, 2), *REPLAYED, *inputs, NO_LIMIT, ROUNDING)
+    selective_state_flush._launch_flush(pool, *FLUSHED, *inputs, ROUNDING)
     return [y, decoded, replayed, pool, *kept]
 
 
@@ -148,11 +146,10 @@ def delta(place: Place) -> list[Tensor]:
     o = gated_delta_chunk._launch(*operands(rows.num_tokens), segments, ROUNDING)
     slots = int32(11, 2), int32([11, 5], [0, 9]), int32(70, 9), ROUNDING
     decoded = gated_delta_update._launch(*operands(2, 2), *slots)
-    kept = [place(torch.randn(2, 4, *size)) for size in ((2, 16), (4, 8), (4, 2))]
-    inputs = gated_delta_flush.KeptDeltaInputs(*kept)
-    row = int32(11), int32(7), inputs, pending(1), ROUNDING
-    replayed = gated_delta_replay._launch_replay(*operands(1, 2), *row)
-    gated_delta_flush._launch_flush(pool, int32(3), int32(6), inputs, pending(2), ROUNDING)
+    kept = [torch.randn(2, 4, *size) for size in ((2, 16), (4, 8), (4, 2))]
+    inputs = gated_delta_flush.KeptDeltaInputs(*kept), PENDING
+    replayed = gated_delta_replay._launch_replay(*operands(2, 2), *REPLAYED, *inputs, ROUNDING)
+    gated_delta_flush._launch_flush(pool, *FLUSHED, *inputs, ROUNDING)
     return [o, decoded, replayed, pool, *kept]
 
 

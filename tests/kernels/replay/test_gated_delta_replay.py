@@ -115,7 +115,7 @@ def test_replays_agree_with_the_reference(target, poisoned_pool):
     for q in range(3):
         state = forms.slots[history.slot[q]]
         forms.replayed[history.replay_slot[q]], exact.replayed[history.replay_slot[q]] = state, state.double()
-    for _ in range(6):
+    for _ in range(4):
         rows = history.step()
         inputs = forms.inputs(len(rows.sequences))
         expected = exact.replay([t.double() for t in inputs], rows)
