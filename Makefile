@@ -48,8 +48,8 @@ hashes: $(READY)  ## deploy/docker/hashes.txt, after a change of constraints.txt
 bench: $(READY)  ## `up` and `serve` beside vLLM, its pair, llama.cpp and transformers, an hour; VLLM=environment LLAMA=folder
 	@$(BIN)/python -m benchmarks.side_by_side $(if $(VLLM),--vllm "$(VLLM)") $(if $(LLAMA),--llama "$(LLAMA)") --publish
 
-gpu:  ## three calls of eight minutes on a GPU, with a $(PYTHON) that has torch with CUDA; CALL=1|2|3 OUT=folder PEERS=folder
-	@"$(PYTHON)" -m benchmarks.gpu $(if $(CALL),--call $(CALL)) $(if $(OUT),--out "$(OUT)") $(if $(PEERS),--peers "$(PEERS)")
+gpu:  ## three calls of eight minutes on a GPU, with a $(PYTHON) that has torch with CUDA; CALL=1|2|3 SECONDS=480 OUT=folder PEERS=folder
+	@"$(PYTHON)" -m benchmarks.gpu $(if $(CALL),--call $(CALL)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(OUT),--out "$(OUT)") $(if $(PEERS),--peers "$(PEERS)")
 
 clean:  ## remove the virtual environment and all caches
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -97,6 +97,9 @@ class EngineConfig:
     ``none``."""
     cache_memory_bytes: int | None = None
     """Budget of both pools; None takes a share of free GPU memory, or 1 GiB on a CPU."""
+    host_cache_bytes: int = 0
+    """Host memory of each rank for cached prefixes that the device gives up (:mod:`engine.memory.host_tier`);
+    0: none."""
     num_speculative: int = 0
     """k: tokens drafted in a step for each decoding request; 0 switches speculation off."""
     drafter: DrafterName | None = None
@@ -152,6 +155,7 @@ class EngineConfig:
         if (deadline_s := self.step_deadline_s) is not None and not 0 <= deadline_s < math.inf:
             raise ConfigError(f"`step_deadline_s` must be at least 0, got {deadline_s}")
         self._check_state_block_size()
+        self._check_host_cache()
         self._check_speculation()
         self._check_ranks()
         self._check_batch_tokens()
@@ -178,6 +182,21 @@ class EngineConfig:
             raise ConfigError(
                 f"`state_block_size` {size} is not a multiple of `block_size` {self.block_size}: "
                 "a state is only useful where a block ends; choose a multiple"
+            )
+
+    def _check_host_cache(self) -> None:
+        size = self.host_cache_bytes
+        if size < 0:
+            raise ConfigError(f"`host_cache_bytes` must be at least 0, got {size}")
+        if size and self.role == "decode":
+            raise ConfigError(
+                f"`host_cache_bytes` {size} means nothing for a decode server, whose states come from "
+                "prefill servers; set it there, and leave it out here"
+            )
+        if size and self.cache_mode == "none":
+            raise ConfigError(
+                f"`host_cache_bytes` {size} means nothing in `cache_mode` none, which keeps no prefixes; "
+                "leave it out, or choose mode all"
             )
 
     def _check_speculation(self) -> None:

@@ -80,7 +80,7 @@ class Engine:
 
     def _start_counting(self) -> None:
         self._stats = EngineStats(self.config.num_positions - 1)
-        self.measures = Measures()
+        self.measures = Measures(self.scheduler.owned.cache.tier.figures)
 
     def _get_ready(self) -> None:
         """Compiles the kernels and captures the graphs that steps run, so that no client's request waits for
@@ -302,14 +302,14 @@ class Engine:
         computed."""
         for row in plan.left_rows:
             self._runner.end(row)
-        self._store.save(plan.swap_out)
+        self._store.save(plan.swap_out, plan.host_copies.demoted)
         self._checks.vacated(plan)
         self._store.fork(plan.forks)
         for request in plan.admitted:
             self._admitted(request)
             if request.row >= 0:
                 self._runner.begin(request)
-        self._store.restore(plan.swap_in)
+        self._store.restore(plan.swap_in, plan.host_copies.promoted)
 
     def _admitted(self, request: Request) -> None:
         measured = request.measured

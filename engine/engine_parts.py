@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -15,6 +16,7 @@ from engine.grammar.grammars import Grammars
 from engine.grammar.source import GrammarSource, RemoteGrammars
 from engine.memory.caches import Caches, CacheSpec
 from engine.memory.eviction import EvictionPolicy, LruEviction
+from engine.memory.host_tier import HostMemory, HostTier
 from engine.memory.start_sizes import StartSizes
 from engine.memory.state_placement import StatePlacement
 from engine.memory.value_eviction import ValueEviction
@@ -32,6 +34,11 @@ from engine.step.runner import StepRunner
 from kernels.cpu.host_memory import keep_freed_memory
 from kernels.gpu.current_device import use_device
 from telemetry.start_up import StartUp
+
+CPU_FLOPS_PER_BYTE, GPU_FLOPS_PER_BYTE = 10.0, 20_000.0
+"""FLOP that a device computes of a prompt while it copies a byte from host memory: 50 GFLOP/s and 5 GB/s on a
+CPU, 500 TFLOP/s and 25 GB/s on a GPU. Only the order of magnitude matters: a start that saves some hundred
+tokens pays by far."""
 
 
 @dataclass(frozen=True)
@@ -83,12 +90,13 @@ class EngineParts:
         if tp.rank == 0:
             vocab_size, eos_token_ids = model_config.vocab_size, model_config.eos_token_ids
             grammars = Grammars(config.model_dir, vocab_size, eos_token_ids)
-        scheduler = _make_scheduler(config, model_config, demand.spec, capacity, digest, device)
+        tier = _make_tier(config, model_config, capacity, device)
+        scheduler = _make_scheduler(config, model_config, demand.spec, capacity, digest, device, tier)
         rows = RowTable(config.max_num_seqs, capacity.table_columns, config.num_positions)
         checks: Checks = Sanitizer(caches, scheduler, rows, tp) if config.sanitize else NoChecks()
         runner = StepRunner(config, model, caches, rows, capacity, checks)
         start_up.ended("pools")
-        store = HostStore(caches)
+        store = HostStore(caches, tier.memory)
         return cls(device, model, digest, grammars, capacity, caches, scheduler, store, checks, runner)
 
 
@@ -128,6 +136,7 @@ def _make_scheduler(
     capacity: CapacityPlan,
     fingerprint: str,
     device: torch.device,
+    tier: HostTier,
 ) -> Scheduler:
     cuts = config.exact_cuts(spec)
     unit = config.block_size if cuts is None else cuts.unit(config.block_size)
@@ -144,6 +153,7 @@ def _make_scheduler(
         long_prefill_threshold=config.long_prefill_threshold,
         joined_prompt_tokens=config.joined_prompt_tokens(device),
         policy=policy,
+        tier=tier,
     )
 
 
@@ -152,16 +162,33 @@ def _make_policy(
 ) -> tuple[EvictionPolicy, StatePlacement | None]:
     """Makes what decides which states the prefix cache gives up, and what decides where it keeps them.
 
-    The second is None if they are kept at fixed distances. All ranks decide by the sizes of the whole model,
-    because they have to decide alike.
+    The second is None if they are kept at fixed distances.
     """
     if config.cache_policy == "lru":
         return LruEviction(), None
-    size = StepSize.of(model)
-    block_bytes = size.token_bytes * config.block_size
-    sizes = StartSizes(config.block_size, block_bytes, size.slot_bytes, size.token_flops, size.pair_flops)
+    sizes = _start_sizes(config, model)
     eviction = ValueEviction(sizes)
     if config.cache_mode != "all" or config.state_block_size is not None:
         return eviction, None
     spacing = state_block // config.block_size
     return eviction, StatePlacement(sizes, lambda: eviction.price, spacing=spacing)
+
+
+def _start_sizes(config: EngineConfig, model: ModelConfig) -> StartSizes:
+    """Returns the sizes of the whole model: all ranks decide by them, because they have to decide alike."""
+    size = StepSize.of(model)
+    block_bytes = size.token_bytes * config.block_size
+    return StartSizes(config.block_size, block_bytes, size.slot_bytes, size.token_flops, size.pair_flops)
+
+
+def _make_tier(
+    config: EngineConfig, model: ModelConfig, capacity: CapacityPlan, device: torch.device
+) -> HostTier:
+    """Makes what keeps cached prefixes in host memory. All ranks hold equal shares, so they have equal
+    pages."""
+    memory = HostMemory.within(
+        config.host_cache_bytes, block_bytes=capacity.block_bytes, slot_bytes=capacity.slot_bytes
+    )
+    flops_per_byte = CPU_FLOPS_PER_BYTE if device.type == "cpu" else GPU_FLOPS_PER_BYTE
+    pays = partial(_start_sizes(config, model).is_worth_copying, flops_per_byte=flops_per_byte)
+    return HostTier(memory, pays=pays)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 from telemetry.histogram import Tally
@@ -40,11 +41,29 @@ POWERS = tuple(float(1 << i) for i in range(15))
 """Bounds of buckets for numbers of rows and tokens: 1, 2, 4, … 16,384."""
 
 
+@dataclass
+class HostCacheFigures:
+    """What one rank's host memory has of cached prefixes, and what has moved since the server's start."""
+
+    size_bytes: int = 0
+    used_bytes: int = 0
+    demoted: int = 0
+    """Prefixes that were copied from the device."""
+    promoted: int = 0
+    """Prefixes that were copied back."""
+    promoted_tokens: int = 0
+    """Tokens that were not computed for that."""
+    dropped: int = 0
+    """Prefixes that the device gave up and that host memory did not take: there was no room for them, or the
+    step had copied enough."""
+
+
 class Measures:
     """Counts and times since the server's start. The engine's thread writes them, any thread may read them.
     Times are in seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, host_cache: HostCacheFigures | None = None) -> None:
+        self.host_cache = host_cache or HostCacheFigures()
         self.steps: dict[tuple[StepKind, StepRun], int] = {
             ("decode", "graph"): 0,  # other kinds of steps have no graphs
             **{(kind, "eager"): 0 for kind in get_args(StepKind)},

@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 
 from telemetry.engine_metrics import Measures
 from telemetry.families.handoff import handoff_families
+from telemetry.families.host_cache import host_cache_families
 from telemetry.families.speculation import speculation_families
 from telemetry.start_up import StartUp
 from wire.messages.generation import ServerInfo, ServerStats
@@ -131,6 +132,7 @@ def _of_stats(stats: ServerStats) -> Iterator[Metric]:
 def _of_measures(measures: Measures) -> Iterator[Metric]:
     yield from _of_steps(measures)
     yield from _of_requests(measures)
+    yield from host_cache_families(measures.host_cache)
     for name, text, tally in (
         ("batch_size", "Requests in a step.", measures.batch_size),
         ("batch_tokens", "Tokens in a step, drafts not counted.", measures.batch_tokens),

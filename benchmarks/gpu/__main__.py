@@ -1,6 +1,8 @@
-"""Runs what is to be known of a GPU, unattended and without a network: three calls of at most eight minutes.
+"""Runs what is to be known of a GPU, unattended and without a network (``make gpu``).
 
-    python -m benchmarks.gpu [--call 1|2|3] [--out benchmarks/results] [--peers FOLDER]        # make gpu
+Three calls take eight minutes each at most, or the time that is given.
+
+    python -m benchmarks.gpu [--call 1|2|3] [--seconds 480] [--out benchmarks/results] [--peers FOLDER]
 
 | call | shows |
 |---|---|
@@ -71,19 +73,22 @@ def _show(stage: Stage, outcome: Outcome, log: IO[bytes]) -> None:
     print("\n".join([line, *(f"    {one}" for one in shown)]), flush=True)
 
 
-def run_call(call: int, header: dict[str, Any], out: Path, peers: Path | None) -> list[str]:
+def run_call(
+    call: int, header: dict[str, Any], out: Path, peers: Path | None, total_s: float = CALL_S
+) -> list[str]:
     """Runs one call. Returns the names of the stages that failed."""
-    print(f"call {call} of {len(CALLS)}, {CALL_S:.0f} s at most", flush=True)
+    print(f"call {call} of {len(CALLS)}, {total_s:.0f} s at most", flush=True)
     out.mkdir(parents=True, exist_ok=True)
     figures = out / f"gpu-{call}.figures.json"
     record = Record(out / f"gpu-{call}.json", {"call": call, **header})
     with open(out / f"gpu-{call}.log", "ab") as log:
-        return run_stages(stages(call, out, figures, peers), record, figures, log, total_s=CALL_S)
+        return run_stages(stages(call, out, figures, peers), record, figures, log, total_s=total_s)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__.splitlines()[0])
     parser.add_argument("--call", type=int, choices=CALLS, help="only this one")
+    parser.add_argument("--seconds", type=float, default=CALL_S, help="of each call, at most")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     parser.add_argument("--peers", type=Path, help="folder that mamba-ssm, FlashInfer … are installed in")
     options = parser.parse_args()
@@ -100,7 +105,8 @@ def main() -> None:
         print(f"not installed: {', '.join(header['missing'])} (benchmarks/gpu/requirements.txt)")
     failed = []
     for call in [options.call] if options.call else CALLS:
-        failed += run_call(call, header, options.out.resolve(), options.peers and options.peers.resolve())
+        peers = options.peers and options.peers.resolve()
+        failed += run_call(call, header, options.out.resolve(), peers, options.seconds)
     if failed:
         raise SystemExit(f"not ok: {', '.join(failed)}")
 

@@ -28,6 +28,7 @@ import triton
 from benchmarks.gpu.stage import UNFINISHED
 from benchmarks.kernels.cases import attention as attention_cases
 from benchmarks.kernels.cases import delta as delta_cases
+from benchmarks.kernels.cases import dense as dense_cases
 from benchmarks.kernels.cases import mamba as mamba_cases
 from benchmarks.kernels.cases.case import Case
 from benchmarks.kernels.cases.models import Model, eight_b
@@ -35,6 +36,7 @@ from benchmarks.kernels.clock import gpu_turn, num_sets, take_turns
 from kernels.attention import paged_attention_decode, paged_attention_prefill
 from kernels.gated_delta import gated_delta_chunk, gated_delta_update
 from kernels.gpu.tiles import DIRECTORY, TileRequest, Tiles, TileTable, file_name, table_of
+from kernels.moe import expert_linear
 from kernels.ssm import causal_conv1d, selective_state_update, ssd_chunk_scan
 
 logger = logging.getLogger(__name__)
@@ -105,6 +107,23 @@ def tunings(model: Model) -> Iterator[Tuning]:
         [mamba_cases.conv(model, tokens) for tokens in (512, 8192)],
         {"BLOCK_C": (64, 128, 256), "BLOCK_T": (16, 32, 64, 128), "num_warps": (2, 4, 8)},
     )
+    experts = model.experts
+    for outputs, inputs in (
+        (experts.intermediate_size, experts.hidden_size),
+        (experts.hidden_size, experts.intermediate_size),
+    ):
+        yield Tuning(
+            expert_linear.few_rows_request(dtype, outputs, inputs),
+            [dense_cases.experts(model, rows) for rows in (1, 8, 32)],
+            {
+                "MOST_ROWS": (1, 64, 256),
+                "BLOCK_M": (16,),
+                "BLOCK_N": (16, 32, 64, 128),
+                "BLOCK_K": (64, 128, 256),
+                "num_stages": (3, 4, 5),
+                "num_warps": (2, 4, 8),
+            },
+        )
     for positions in POSITIONS:
         yield Tuning(
             causal_conv1d.decode_tile_request(dtype, mamba.conv_width, positions),

@@ -27,12 +27,23 @@ class RefusedError(StreamError):
     """The server has too many requests. The connection cannot be used again."""
 
 
-class EventStream(asyncio.Protocol):
-    """One connection, for one request after another."""
+class _ClosedError(StreamError):
+    """The server closed the connection."""
 
-    def __init__(self, host: str) -> None:
-        self._host = host
-        self.is_open = True
+
+class EventStream(asyncio.Protocol):
+    """One connection, for one request after another.
+
+    A server may close a connection between two requests, and may do so while the next one is on its way. That
+    request is sent once more, on a new connection.
+    """
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        assert parts.hostname is not None
+        self._host, self._address = parts.netloc, (parts.hostname, parts.port or 80)
+        self._is_used = False
+        self.is_open = False
         self._ended: asyncio.Future[None] | None = None
         self._on_event: OnEvent = lambda event, now: None
         self._begin()
@@ -40,25 +51,44 @@ class EventStream(asyncio.Protocol):
     @classmethod
     async def connect(cls, url: str) -> EventStream:
         """Raises :class:`OSError`."""
-        parts = urlsplit(url)
-        assert parts.hostname is not None
-        loop = asyncio.get_running_loop()
-        _, stream = await loop.create_connection(lambda: cls(parts.netloc), parts.hostname, parts.port or 80)
+        stream = cls(url)
+        await stream._connect()
         return stream
+
+    async def _connect(self) -> None:
+        await asyncio.get_running_loop().create_connection(lambda: self, *self._address)
+        self.is_open, self._is_used = True, False
 
     async def post(self, path: str, body: object, on_event: OnEvent, timeout_s: float) -> None:
         """Sends a request; returns at the answer's end. Raises :class:`StreamError`, and
         :class:`TimeoutError`."""
-        if not self.is_open:
-            raise StreamError("the server has closed the connection")
         data = json.dumps(body).encode()
         head = f"POST {path} HTTP/1.1\r\nHost: {self._host}\r\nContent-Type: application/json\r\n"
-        self._begin()
+        request = f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data
         self._on_event = on_event
-        self._ended = asyncio.get_running_loop().create_future()
-        self._transport.write(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
         async with asyncio.timeout(timeout_s):
-            await self._ended
+            try:
+                await self._send(request)
+            except OSError as error:
+                raise StreamError(f"no new connection: {error}") from error
+        self._is_used = True
+
+    async def _send(self, request: bytes) -> None:
+        if not self.is_open:
+            await self._connect()
+        try:
+            await self._answer_to(request)
+        except _ClosedError:
+            if not self._is_used or self._has_head or self._unread:
+                raise
+            await self._connect()
+            await self._answer_to(request)
+
+    async def _answer_to(self, request: bytes) -> None:
+        self._begin()
+        self._ended = asyncio.get_running_loop().create_future()
+        self._transport.write(request)
+        await self._ended
 
     def close(self) -> None:
         self._transport.close()
@@ -69,7 +99,7 @@ class EventStream(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_open = False
-        self._fail(f"the connection broke: {exc or 'closed by the server'}")
+        self._fail(f"the connection broke: {exc or 'closed by the server'}", _ClosedError)
 
     def data_received(self, data: bytes) -> None:
         now = time.perf_counter()

@@ -138,7 +138,6 @@ async def run_open_load(url: str, model: str, workload: Workload, *, rate: float
         nonlocal in_flight, most_in_flight, num_refused
         in_flight += 1
         most_in_flight = max(most_in_flight, in_flight)
-        idle[:] = [stream for stream in idle if stream.is_open]  # some servers close them after five seconds
         stream = idle.pop() if idle else await EventStream.connect(url)
         try:
             timings.append(await timed_prompt(stream, model, workload, workload.prompt(index), sent=due))

@@ -13,6 +13,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from kernels.cpu.host_memory import host_empty
+from wire.errors import CapacityError
+
 
 def upload(values: NDArray[Any], device: torch.device) -> torch.Tensor:
     """Copy the values to the device. The caller may change its array as soon as the function returns."""
@@ -45,3 +48,20 @@ class Download:
         if self._event is not None:
             self._event.synchronize()
         return self.host
+
+
+def pinned_memory(num_bytes: int, device: torch.device, setting: str) -> torch.Tensor:
+    """Return bytes of host memory that are never freed; pinned for copies if ``device`` is a GPU.
+
+    PyTorch's own pinned buffers would round the size up to a power of 2. Raises :class:`CapacityError`, which
+    names ``setting``, if the machine does not have the memory.
+    """
+    try:
+        memory = host_empty(num_bytes, torch.uint8)
+        if device.type == "cuda" and num_bytes:
+            cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+            torch.cuda.check_error(cudart.cudaHostRegister(memory.data_ptr(), num_bytes, 0))
+    except (MemoryError, RuntimeError) as error:
+        refusal = f"`{setting}` {num_bytes}: the host can't give so much memory; lower it"
+        raise CapacityError(refusal) from error
+    return memory

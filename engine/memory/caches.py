@@ -12,10 +12,13 @@ KV, and a model without recurrent layers has no states. The entries of such a po
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
+from engine.memory.async_copy import upload
 from kernels.cpu.host_memory import host_zeros
 from wire.messages.layout import Axis, Layout, Ranges, Segment
 
@@ -164,6 +167,18 @@ class Caches:
     @property
     def num_slots(self) -> int:
         return self.state_layout.num_units
+
+    def read_blocks(self, block_ids: Sequence[int]) -> torch.Tensor:
+        """Return a copy of the blocks' bits on the device, as integers ``[n, ...]``."""
+        return self.kv_words.index_select(0, self._index(block_ids))
+
+    def write_blocks(self, block_ids: Sequence[int], blocks: torch.Tensor) -> None:
+        """Overwrite the blocks with the bits of ``blocks``, which are on the device."""
+        words = blocks.view(-1).view(self.kv_words.dtype).view(len(block_ids), *self.kv_words.shape[1:])
+        self.kv_words.index_copy_(0, self._index(block_ids), words)
+
+    def _index(self, block_ids: Sequence[int]) -> torch.Tensor:
+        return upload(np.array(block_ids, dtype=np.int64), self.device)
 
     def _state_views(self, kind: str, dtype: torch.dtype) -> list[torch.Tensor]:
         typed = self.state.view(-1).view(dtype)

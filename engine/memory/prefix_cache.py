@@ -10,6 +10,8 @@ Requests hold the nodes that they use. A request that holds a child also holds i
 request holds can always be evicted leaf by leaf. States can be evicted without their nodes. Which leaf or
 state goes next is the policy's choice (:mod:`engine.memory.eviction`). Leaves without a state go first under
 every policy, because no request can start from them.
+
+A start that is evicted goes to host memory, if there is any (:mod:`engine.memory.host_tier`).
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from itertools import count
 
 from engine.memory.cached_start import CachedBlock, CachedState, Match, Place
 from engine.memory.eviction import EvictionPolicy, LruEviction
+from engine.memory.host_tier import HostTier
 from engine.memory.index_pool import NULL_INDEX, Indices
 from engine.memory.prefix_journal import PrefixJournal
 from wire.messages.prefixes import following_keys, root_key
@@ -35,8 +38,11 @@ class PrefixCache:
         block_size: int,
         fingerprint: str,
         policy: EvictionPolicy | None = None,
+        tier: HostTier | None = None,
     ) -> None:
         self.block_size = block_size
+        self.tier = tier or HostTier()
+        """Keeps what this cache evicts; without pages it keeps nothing."""
         self._blocks = blocks
         self._slots = slots
         self._fingerprint = fingerprint
@@ -84,9 +90,10 @@ class PrefixCache:
         return self._slots.allocate(1)[0]
 
     def clear(self) -> None:
-        """Evict everything that no request holds."""
+        """Evict everything that no request holds, from host memory too."""
         while self._num_idle_blocks:
             self._evict_for_block()
+        self.tier.clear()
 
     # --- looking up ------------------------------------------------------------------------------
 
@@ -123,6 +130,8 @@ class PrefixCache:
     def used(self, match: Match) -> None:
         """Notes that a request was admitted with this match: policies learn from it."""
         self._policy.used(match)
+        if match.nodes:
+            self.tier.touch(match.nodes[-1].key)
 
     def hold(self, nodes: Iterable[CachedBlock]) -> None:
         """Protect nodes from eviction until :meth:`release`."""
@@ -229,6 +238,7 @@ class PrefixCache:
 
     def _drop_state(self, state: CachedState) -> None:
         assert state.num_users == 0, "a state in use is never evicted"
+        self.tier.demote(state.node, state.slot, state.place)
         state.node.state = None
         self.journal.remove(state.node.key)
         self._states.remove(state)

@@ -23,3 +23,9 @@ class StartSizes:
         num_tokens = (end - start) * self.block_tokens
         pairs = num_tokens * (start * self.block_tokens + (num_tokens + 1) / 2)
         return num_tokens * self.token_flops + pairs * self.pair_flops
+
+    def is_worth_copying(self, start: int, end: int, num_blocks: int, flops_per_byte: float) -> bool:
+        """Whether ``num_blocks`` blocks and a state are copied sooner than the blocks from ``start`` to
+        ``end`` are computed, on a device that computes ``flops_per_byte`` FLOP while it copies a byte."""
+        num_bytes = num_blocks * self.block_bytes + self.slot_bytes
+        return self.flops(start, end) >= flops_per_byte * num_bytes

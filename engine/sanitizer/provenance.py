@@ -160,6 +160,10 @@ class BlockTags:
         self._lengths[block_ids] = lengths
         self._written_in[block_ids] = self.epochs.now[block_ids]
 
+    def last(self, block_ids: Sequence[int]) -> list[tuple[int, int]]:
+        """Returns digest and length of each block's newest tag, of the present epoch or an earlier one."""
+        return [(int(self._digests[block_id]), int(self._lengths[block_id])) for block_id in block_ids]
+
     def is_fresh(self, block_ids: NDArray[np.int64]) -> NDArray[np.bool_]:
         """For each block: whether nothing has been written since it was handed out."""
         fresh: NDArray[np.bool_] = self._written_in[block_ids] != self.epochs.now[block_ids]

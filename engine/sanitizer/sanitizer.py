@@ -7,7 +7,7 @@
 | before a step | the bytes of each state are those that were written; table rows without an owner are empty |
 | before a step | the batch's tensors agree with the plan |
 | after a step | written memory is tagged and summed; a state after a rejected draft may not be read |
-| preemption, handoff | blocks and state are compared by checksum on arrival |
+| preemption, handoff, host memory | blocks and state are compared by checksum on arrival |
 
 A fault in memory that only one request uses (its state, its row of the table, its copy) ends that request. If
 two requests use the same memory, or the prefix cache serves damaged memory, nothing in the pools can be
@@ -33,6 +33,7 @@ from engine.request import Request
 from engine.row_kinds import PlannedRow
 from engine.sanitizer.batch_check import BatchCheck
 from engine.sanitizer.checksum import Checksums
+from engine.sanitizer.host_watch import HostWatch
 from engine.sanitizer.owner_check import check_block_owners
 from engine.sanitizer.poison import Poison
 from engine.sanitizer.provenance import BlockTags, PrefixDigest
@@ -78,6 +79,9 @@ class Sanitizer:
                 caches, scheduler.owned.slots, self._checksums, self._poison, self._prefix_of
             )
         self._away: dict[str, _Away] = {}
+        self._in_host = HostWatch(
+            self._blocks, self._states, lambda block_ids: self._sum_whole_blocks(block_ids).tolist()
+        )
 
     # --- memory that changes hands ---------------------------------------------------------------
 
@@ -88,6 +92,8 @@ class Sanitizer:
             self._away[swap.request_id] = _Away(
                 self._states.leave(swap.slot, swap.request_id), self._sum_whole_blocks(swap.block_ids)
             )
+        for copy in plan.host_copies.demoted:
+            self._in_host.demoted(copy)
         blocks = self._blocks.epochs.take_freed()
         if blocks:
             self._poison.blocks(self._index(blocks))
@@ -163,6 +169,8 @@ class Sanitizer:
 
     def inspect(self, plan: StepPlan) -> list[tuple[Request, TwinfangError]]:
         self._check_free_rows()
+        for copy in plan.host_copies.promoted:
+            self._in_host.promoted(copy)
         for fork in plan.forks:
             self._fork(fork)
         faults: dict[Request, SanitizerError] = {}

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 
 from engine.memory.cached_start import CachedBlock
 from engine.memory.eviction import EvictionPolicy
+from engine.memory.host_tier import HostTier
 from engine.memory.index_pool import NULL_INDEX, IndexPool
 from engine.memory.prefix_cache import PrefixCache
 from engine.schedule.capacity import CapacityPlan
@@ -33,6 +34,7 @@ class BlockPrefixCache(PrefixCache):
         super()._enter(node)
 
     def _remove(self, node: CachedBlock) -> None:
+        self.tier.demote(node)
         self.journal.remove(node.key)
         super()._remove(node)
 
@@ -64,7 +66,12 @@ class StatePrefixCache(PrefixCache):
 
 
 def make_prefix_cache(
-    plan: CapacityPlan, blocks: IndexPool, slots: IndexPool, fingerprint: str, policy: EvictionPolicy | None
+    plan: CapacityPlan,
+    blocks: IndexPool,
+    slots: IndexPool,
+    fingerprint: str,
+    policy: EvictionPolicy | None,
+    tier: HostTier | None,
 ) -> PrefixCache:
     """Makes the prefix cache that fits the plan's model."""
     kind = PrefixCache
@@ -72,4 +79,4 @@ def make_prefix_cache(
         kind = BlockPrefixCache
     elif not plan.has_kv:
         kind = StatePrefixCache
-    return kind(blocks, slots, block_size=plan.block_size, fingerprint=fingerprint, policy=policy)
+    return kind(blocks, slots, block_size=plan.block_size, fingerprint=fingerprint, policy=policy, tier=tier)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from engine.memory.cached_start import Match, Place
 from engine.memory.eviction import EvictionPolicy
+from engine.memory.host_tier import HostBlock, HostTier
 from engine.memory.index_pool import NULL_INDEX, IndexPool
 from engine.request import Memory, Request, StateBoundary
 from engine.row_kinds import PlannedRow
@@ -29,10 +30,11 @@ class Ownership:
         num_positions: int = 1,
         fingerprint: str = "",
         policy: EvictionPolicy | None = None,
+        tier: HostTier | None = None,
     ) -> None:
         self.blocks = IndexPool(plan.num_blocks, "block")
         self.slots = IndexPool(plan.num_slots, "slot")
-        self.cache = make_prefix_cache(plan, self.blocks, self.slots, fingerprint, policy)
+        self.cache = make_prefix_cache(plan, self.blocks, self.slots, fingerprint, policy, tier)
         self._mode = mode
         self._plan = plan
         self._num_slots = num_positions if plan.has_state else 0
@@ -53,7 +55,23 @@ class Ownership:
         ``spare_blocks`` blocks have to remain available for the requests that run already. Returns whether
         there was room.
         """
-        match = self._match(request)
+        found = self._match(request)
+        match = self._promote(request, found, spare_blocks)
+        if match is None:
+            if not self._take(request, found, spare_blocks):
+                return False
+            match = found
+        if self._mode.caches:
+            request.marks = self._mode.mark(request, match, self._plan.block_size)
+        if request.ticket is None:
+            if match is found:
+                self.cache.used(found)
+            self._start_behind(request, match)
+        return True
+
+    def _take(self, request: Request, match: Match, spare_blocks: int) -> bool:
+        """Gives a request what the device has cached, and all other memory that it needs, or gives
+        nothing."""
         self._hold(match)
         cached = self.cache.blocks_of(match.nodes)
         num_new = self._plan.blocks_for(request.target) - len(cached)
@@ -64,12 +82,50 @@ class Ownership:
         request.memory.nodes = match.nodes
         if match.state is not None:
             request.memory.read_state, request.memory.read_slot = match.state, match.state.slot
-        if self._mode.caches:
-            request.marks = self._mode.mark(request, match, self._plan.block_size)
-        if request.ticket is None:
-            self.cache.used(match)
-            self._start_behind(request, match)
         return True
+
+    def _promote(self, request: Request, found: Match, spare_blocks: int) -> Match | None:
+        """Lets a request go on from a start in host memory, if there is a better one than the device has.
+
+        What the device lacks of it gets new blocks and a slot. They enter the prefix cache at once: the plan
+        lists their copies, which are made before any step reads them. Returns what is cached on the device
+        then; None: nothing was given.
+        """
+        start = self._start_in_host(request, found)
+        if start is None:
+            return None
+        cache, on_device = self.cache, [*found.nodes, *found.beyond]
+        nodes, beyond = on_device[: start.num_blocks], on_device[start.num_blocks :]
+        cache.hold(nodes)
+        held, num_held = cache.blocks_of(nodes), len(nodes)
+        num_new = self._plan.blocks_for(request.target) - len(held)
+        if not self._has_room(num_new + spare_blocks, num_more_slots=int(self._plan.has_state)):
+            cache.release(reversed(nodes))
+            return None
+        cache.tier.hold(start)
+        self._give(request, num_new, held)
+        slot = cache.allocate_slot() if self._plan.has_state else NULL_INDEX
+        cache.used(found)  # before the start is kept again: policies learn that it was missed
+        memory = request.memory
+        cache.extend(nodes, found.keys, start.num_blocks, memory.block_ids)
+        memory.nodes = nodes
+        state = None
+        if self._plan.has_state:
+            state = cache.put_state(nodes[-1], slot, start.place)
+            memory.read_state, memory.read_slot = state, slot
+        num_saved = (start.num_blocks - len(found.nodes)) * self._plan.block_size
+        cache.tier.promote(start, memory.block_ids[num_held : start.num_blocks], slot, num_saved)
+        return Match(nodes, state, beyond, found.keys)
+
+    def _start_in_host(self, request: Request, found: Match) -> HostBlock | None:
+        """Returns the start in host memory from which a request should go on.
+
+        It leaves a token to compute, also of a prompt that is only prefilled. Otherwise that prompt could be
+        read by another server while a rank's copies to the device are still under way.
+        """
+        if request.ticket is not None:
+            return None
+        return self.cache.tier.find(found, (request.target - 1) // self._plan.block_size)
 
     def _start_behind(self, request: Request, match: Match) -> None:
         """Lets the request start after its cached prefix, which need not be computed."""
@@ -107,9 +163,12 @@ class Ownership:
         self._give(request, num_blocks)
         return True
 
-    def _has_room(self, num_blocks: int) -> bool:
-        """Whether a row, slots and ``num_blocks`` blocks are available for one more request."""
-        has_slots = self.cache.num_available_slots >= self._num_slots
+    def _has_room(self, num_blocks: int, num_more_slots: int = 0) -> bool:
+        """Whether a row, slots and ``num_blocks`` blocks are available for one more request.
+
+        ``num_more_slots``: slots besides those for its positions.
+        """
+        has_slots = self.cache.num_available_slots >= self._num_slots + num_more_slots
         return bool(self._rows) and has_slots and self.cache.num_available_blocks >= num_blocks
 
     def _give(self, request: Request, num_blocks: int, cached: Sequence[int] = ()) -> None:

@@ -21,6 +21,7 @@ from itertools import chain, islice
 
 from engine.memory.cache_formats import ExactCuts
 from engine.memory.eviction import EvictionPolicy
+from engine.memory.host_tier import HostTier
 from engine.request import Request
 from engine.row_kinds import PlannedRow
 from engine.schedule.cache_modes import CacheMode
@@ -62,8 +63,10 @@ class Scheduler:
         long_prefill_threshold: int | None = None,
         joined_prompt_tokens: int | None = None,
         policy: EvictionPolicy | None = None,
+        tier: HostTier | None = None,
     ) -> None:
-        """``policy`` decides what the prefix cache gives up; None: what was used least recently.
+        """``policy`` decides what the prefix cache gives up; None: what was used least recently. ``tier``
+        keeps in host memory what it gives up; None: nothing is kept.
         ``long_prefill_threshold`` is ``max_batch_tokens`` unless given. None of ``joined_prompt_tokens``:
         prompts share a step whatever their length."""
         self.capacity = plan
@@ -78,6 +81,7 @@ class Scheduler:
             num_positions=num_positions,
             fingerprint=fingerprint,
             policy=policy,
+            tier=tier,
         )
         self._decode = DecodeRows(self.owned, plan, mode, num_positions)
         self._chunks = PromptChunks(
@@ -239,7 +243,7 @@ class Scheduler:
         if len(decode_rows) == len(self.running):  # all decode: no request has a prompt to compute
             return StepPlan(
                 *(decode_rows, [], admitted, left_rows, swap_out, swap_in, [], []),
-                *(is_short_of_blocks, restless_rows),
+                *(is_short_of_blocks, restless_rows, self.owned.cache.tier.take()),
             )
         num_running = len(decode_rows)
         prefilled = [r for r in self.running.values() if r.prefill_only and r.num_computed == r.target]
@@ -254,7 +258,7 @@ class Scheduler:
         self._left_rows = []
         return StepPlan(
             *(decode_rows, prefill_rows, admitted, left_rows, swap_out, swap_in, prefilled, forks),
-            *(is_short_of_blocks, restless_rows + decode_rows[num_running:]),
+            *(is_short_of_blocks, restless_rows + decode_rows[num_running:], self.owned.cache.tier.take()),
         )
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
+from engine.memory.host_tier import NO_COPIES, HostCopies
 from engine.request import Request
 from engine.row_kinds import PlannedRow
 
@@ -33,7 +34,8 @@ class Fork:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """The work of one step; each part may be empty. Swaps out come first, then forks, swaps in and rows."""
+    """The work of one step; each part may be empty. First comes what leaves the pools (swaps out, demotions),
+    then forks, then what comes back (swaps in, promotions), then rows."""
 
     decode_rows: list[PlannedRow]
     prefill_rows: list[PlannedRow]
@@ -51,6 +53,8 @@ class StepPlan:
     restless_rows: list[PlannedRow] | None = None
     """The decode rows that may have new blocks, a boundary, a grammar or no sample. The other decode rows are
     *calm*: nothing about them has changed except their number of tokens. None: any row may be restless."""
+    host_copies: HostCopies = NO_COPIES
+    """Cached prefixes on their way to host memory and back."""
 
     @property
     def rows(self) -> list[PlannedRow]:

@@ -22,9 +22,9 @@ class Checks(Protocol):
     """
 
     def vacated(self, plan: StepPlan) -> None:
-        """Check the pools when the plan's preempted requests have been copied to host memory.
+        """Check the pools when preempted requests and evicted prefixes have been copied to host memory.
 
-        The memory that these requests freed is not written yet.
+        The memory that they freed is not written yet.
         """
 
     def inspect(self, plan: StepPlan) -> list[tuple[Request, TwinfangError]]:

@@ -40,7 +40,7 @@ from kernels.gpu.tiles import TileRequest, choose
 from kernels.gpu.triton_jit import tl, triton, triton_jit
 from kernels.ssm.reference_row import ReferenceRow, reference_decode_rows
 from kernels.ssm.scan_row import fill_padding_positions, leave_position, time_step
-from kernels.ssm.state_arguments import NOTHING_KEPT, decode_states, flat_rows
+from kernels.ssm.state_arguments import decode_states, flat_rows
 
 
 def gated_delta_update_reference(
@@ -98,11 +98,8 @@ def reference_step(
 
 @triton_jit
 def advance_tile(S, k, v, decay, beta):
-    """Return the state's tile ``[BLOCK_V, BLOCK_K]`` after a token, whose k is normalized.
-
-    All forms of the decode step call this, and are compiled without fusing sums and products. Otherwise a
-    position's bits would depend on how many there are, and on the form.
-    """
+    """Return the state's tile ``[BLOCK_V, BLOCK_K]`` after a token, whose k is normalized, in every form of the
+    decode step."""
     S *= decay
     error = v - tl.sum(S * k[None, :], axis=1)
     return S + (beta * error)[:, None] * k[None, :]
@@ -232,7 +229,6 @@ def _launch(
         *state.stride()[:3], key_dim**-0.5, NORM_EPS, rounding.signed_seed, rounding.first_head, num_heads,
         value_dim, key_dim, HEADS_PER_KEY_HEAD=num_heads // num_key_heads, NUM_POSITIONS=num_positions,
         STOCHASTIC=rounding.is_stochastic, BLOCK_K=triton.next_power_of_2(key_dim), **tiles,
-        enable_fp_fusion=False,
     )  # fmt: skip
     return o
 
@@ -252,7 +248,6 @@ def _update_on_cpu(
         *decode_states(state, read_slots, write_slots, seq_lens, rounding),
         np.float32(key_dim**-0.5),
         (num_positions, num_key_heads, key_dim, num_heads, value_dim),
-        *NOTHING_KEPT,
         as_array(o).ravel(),
     )
     return o.to(v.dtype)

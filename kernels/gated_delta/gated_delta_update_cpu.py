@@ -9,9 +9,6 @@ the rows, ``u = beta (v - r)``, and the outputs, ``o = decay S q + u (k q)``. Wh
 the rows, it computes the next position's sums from what it stores. So nothing is copied, and with a state of
 16 bits each position sees the stored values. Prefill is in gated_delta_chunk_cpu.py.
 
-The replay form (kernels/replay/kept_inputs.py) is the same compiled code: a row's pending tokens come before
-its positions, and the state after the last pending token is the only one that is stored.
-
 Arrays are flat, with explicit strides if they may be views of wider ones; the last axis is contiguous.
 """
 
@@ -44,7 +41,7 @@ NORM_EPS = 1e-6
 """Added to the sum of squares when q and k are normalized to length one."""
 
 _EPS, _ZERO, _ONE = np.float32(NORM_EPS), np.float32(0), np.float32(1)
-_ROWS_AHEAD = 16  # distance of prefetches in rows: the core's own prefetcher does not look so far ahead
+ROWS_AHEAD = 16  # distance of prefetches in rows: the core's own prefetcher does not look so far ahead
 
 
 @cpu_jit
@@ -84,7 +81,7 @@ def dot(x, i, y, j, width):
 
 
 @cpu_jit
-def _advance_row(
+def advance_row(
     source, s, target, t, decay, beta, kq, keys, queries, at, v, y, out, width, by_chance, key, element
 ):  # fmt: skip
     """Advance one row of a state by one token, number by number, if there are too few rows for vectors."""
@@ -96,7 +93,7 @@ def _advance_row(
 
 
 @cpu_jit
-def _read_tails(source, s, stride, keys, queries, at, begin, width, tails):
+def read_tails(source, s, stride, keys, queries, at, begin, width, tails):
     """Return what columns from ``begin`` on add to :func:`read_half`."""
     half = lanes() // 2
     for p in range(half):
@@ -109,7 +106,7 @@ def _read_tails(source, s, stride, keys, queries, at, begin, width, tails):
 
 
 @cpu_jit
-def _update_tails(
+def update_tails(
     source, s, stride, target, t, target_stride, decay, changes, keys, at, begin, width, by_chance, key,
     element,
 ):  # fmt: skip
@@ -124,27 +121,21 @@ def _update_tails(
 @cpu_jit
 def update_heads(
     q, q_strides, k, k_strides, v, v_strides, a, a_strides, b, b_strides, A, dt_bias, state, state_strides,
-    read_slots, write_slots, seq_lens, rounding, scale, shape, kept, pending, y, begin, end,
+    read_slots, write_slots, seq_lens, rounding, scale, shape, y, begin, end,
 ):  # fmt: skip
     """Update states. Item ``r * Hv + h`` stands for all positions of value head h of decode row r.
 
     ``shape`` is T, Hk, Dk, Hv, Dv as in gated_delta_update.py; y is flat. Queries are normalized to the
-    length ``scale``. ``kept`` is k, v and gates as in gated_delta_flush.py, each flat. ``pending`` is each
-    row's row in them, its number of pending tokens, and the places of a row. Without places nothing is
-    pending or kept, and write_slots is ``[R, T]``. Else it is ``[R, 1]``.
+    length ``scale``.
     """
-    kept_k, kept_v, kept_gates = kept
-    kept_rows, counts, places = pending
     num_positions, num_key_heads, width, num_heads, head_dim = shape
-    most = num_positions + places
     slot_stride, head_stride, row_stride = state_strides
     by_chance, layer_seed, first_head = rounding
     half, whole = lanes() // 2, width - width % lanes()
-    keys, queries = aligned(most * width), aligned(most * width)
-    decay, beta = np.empty(most, np.float32), np.empty(most, np.float32)
-    kq, rounding_keys = np.empty(most, np.float32), np.empty(most, np.int64)
-    tokens = np.empty(most, np.int64)  # their places among the kept inputs, if any
-    tails, changes, ignored = aligned(lanes()), aligned(lanes()), aligned(lanes())
+    keys, queries = aligned(num_positions * width), aligned(num_positions * width)
+    decay, beta = np.empty(num_positions, np.float32), np.empty(num_positions, np.float32)
+    kq, rounding_keys = np.empty(num_positions, np.float32), np.empty(num_positions, np.int64)
+    tails, changes = aligned(lanes()), aligned(lanes())
     unwritten = np.empty(half * width, state.dtype)  # stands in for write slot 0
     normalized = -1  # row and key head of ``keys`` and ``queries``
     for item in range(begin, end):
@@ -156,41 +147,17 @@ def update_heads(
                 out = row_out + i * num_heads * head_dim
                 y[out : out + head_dim] = _ZERO
             continue
-        count = counts[r] if places > 0 else 0
-        num_before, num_tokens = seq_lens[r] - num_positions - count, count + num_positions
-        if num_tokens == 0:
-            continue
-        for j in range(num_tokens):
-            at, i = j * width, j - count  # i is negative: a pending token
-            rounding_keys[j] = rounding_key(layer_seed, first_head + h, num_before + j + 1)
-            if places > 0:
-                tokens[j] = kept_rows[r] * places + (num_before + j) % places
-            if i < 0:
-                gate = 2 * (tokens[j] * num_heads + h)
-                decay[j], beta[j] = kept_gates[gate], kept_gates[gate + 1]
-                if normalized != r * num_key_heads + g:
-                    kq[j] = _ZERO  # q is not kept, and nobody reads the output
-                    for n in range(width):
-                        keys[at + n] = kept_k[(tokens[j] * num_key_heads + g) * width + n]
-                        queries[at + n] = _ZERO
-                continue
+        for i in range(num_positions):
+            at = i * width
             if normalized != r * num_key_heads + g:
                 normalize(k, r * k_strides[0] + i * k_strides[1] + g * k_strides[2], width, _ONE, keys, at)
                 normalize(
                     q, r * q_strides[0] + i * q_strides[1] + g * q_strides[2], width, scale, queries, at
                 )
-                kq[j] = dot(keys, at, queries, at, width)
+                kq[i] = dot(keys, at, queries, at, width)
             a_i, b_i = a[r * a_strides[0] + i * a_strides[1] + h], b[r * b_strides[0] + i * b_strides[1] + h]
-            decay[j], beta[j] = gates(a_i, b_i, A[h], dt_bias[h])
-            if places > 0:
-                kept_at = tokens[j] * num_heads + h
-                kept_gates[2 * kept_at], kept_gates[2 * kept_at + 1] = decay[j], beta[j]
-                o = r * v_strides[0] + i * v_strides[1] + h * v_strides[2]
-                for p in range(head_dim):
-                    kept_v[kept_at * head_dim + p] = v[o + p]
-                if h % (num_heads // num_key_heads) == 0:
-                    for n in range(width):
-                        kept_k[(tokens[j] * num_key_heads + g) * width + n] = keys[at + n]
+            decay[i], beta[i] = gates(a_i, b_i, A[h], dt_bias[h])
+            rounding_keys[i] = rounding_key(layer_seed, first_head + h, seq_lens[r] - num_positions + i + 1)
         normalized = r * num_key_heads + g
         p = 0
         while p < head_dim:
@@ -199,47 +166,39 @@ def update_heads(
             source, s, stride = state, read_slots[r] * slot_stride + inside, row_stride
             sums = splat(_ZERO)
             if num_rows == half:
-                sums = read_half(source, s, stride, _ROWS_AHEAD * stride, keys, queries, 0, whole)
-            for j in range(num_tokens):
-                i, slot = j - count, 0
-                if places == 0:
-                    slot = write_slots[r, j]
-                elif j + 1 == count:
-                    slot = write_slots[r, 0]
+                sums = read_half(source, s, stride, ROWS_AHEAD * stride, keys, queries, 0, whole)
+            for i in range(num_positions):
                 target, t, target_stride = unwritten, 0, width
-                if slot != 0:
-                    target, t, target_stride = state, slot * slot_stride + inside, row_stride
-                at, vs, o = j * width, v, r * v_strides[0] + i * v_strides[1] + h * v_strides[2] + p
-                ys, out = y, row_out + i * num_heads * head_dim + p
-                if i < 0:
-                    vs, o = kept_v, (tokens[j] * num_heads + h) * head_dim + p
-                    ys, out = ignored, 0
+                if write_slots[r, i] != 0:
+                    target, t, target_stride = state, write_slots[r, i] * slot_stride + inside, row_stride
+                at, o = i * width, r * v_strides[0] + i * v_strides[1] + h * v_strides[2] + p
+                out = row_out + i * num_heads * head_dim + p
                 if num_rows == 1:
-                    _advance_row(
-                        source, s, target, t, decay[j], beta[j], kq[j], keys, queries, at, vs[o], ys, out,
-                        width, by_chance, rounding_keys[j], p * width,
+                    advance_row(
+                        source, s, target, t, decay[i], beta[i], kq[i], keys, queries, at, v[o], y, out,
+                        width, by_chance, rounding_keys[i], p * width,
                     )  # fmt: skip
                 else:
                     if whole < width:
-                        rest = _read_tails(source, s, stride, keys, queries, at, whole, width, tails)
+                        rest = read_tails(source, s, stride, keys, queries, at, whole, width, tails)
                         sums = add(sums, rest)
-                    u = solve_half(sums, decay[j], beta[j], kq[j], vs, o, ys, out)
-                    ahead = _ROWS_AHEAD * target_stride
-                    if j + 1 < num_tokens:
+                    u = solve_half(sums, decay[i], beta[i], kq[i], v, o, y, out)
+                    ahead = ROWS_AHEAD * target_stride
+                    if i + 1 < num_positions:
                         sums = update_and_read_half(
-                            source, s, stride, target, t, target_stride, ahead, decay[j], u, keys, queries,
-                            at, at + width, whole, width, by_chance, rounding_keys[j], p * width,
+                            source, s, stride, target, t, target_stride, ahead, decay[i], u, keys, queries,
+                            at, at + width, whole, width, by_chance, rounding_keys[i], p * width,
                         )  # fmt: skip
                     else:
                         update_half(
-                            source, s, stride, target, t, target_stride, ahead, decay[j], u, keys, at, whole,
-                            width, by_chance, rounding_keys[j], p * width,
+                            source, s, stride, target, t, target_stride, ahead, decay[i], u, keys, at, whole,
+                            width, by_chance, rounding_keys[i], p * width,
                         )  # fmt: skip
                     if whole < width:
                         store(changes, 0, u)
-                        _update_tails(
-                            source, s, stride, target, t, target_stride, decay[j], changes, keys, at, whole,
-                            width, by_chance, rounding_keys[j], p * width,
+                        update_tails(
+                            source, s, stride, target, t, target_stride, decay[i], changes, keys, at, whole,
+                            width, by_chance, rounding_keys[i], p * width,
                         )  # fmt: skip
                 source, s, stride = target, t, target_stride
             p += num_rows

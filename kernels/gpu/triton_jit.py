@@ -15,6 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+# A product is rounded before it is added. A compiler that fuses the two decides so for each program alone. A
+# position would have other last bits in programs with other numbers of positions: seen on an H200. Triton has
+# the same default from 3.10 on.
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "0")
+
 if torch.cuda.device_count() > 0 or "TRITON_INTERPRET" in os.environ or "triton" in sys.modules:
     # There is a GPU, or kernels are to be interpreted, or somebody wants to compile them for another machine.
     # Counting GPUs makes no CUDA context (it asks NVML).

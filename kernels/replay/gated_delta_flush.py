@@ -17,12 +17,12 @@ from torch import Tensor
 from kernels.cpu.jit import as_flat_array
 from kernels.formats.stochastic_round import NEAREST, StateRounding, round_state, rounding_key
 from kernels.gated_delta.gated_delta_update import advance_tile, reference_step, tile_request
-from kernels.gated_delta.gated_delta_update_cpu import update_heads
 from kernels.gpu.tiles import choose
 from kernels.gpu.triton_jit import tl, triton, triton_jit
-from kernels.replay.kept_inputs import PendingRows, kept_tensor, reference_pending
+from kernels.replay.gated_delta_replay_cpu import replay_heads
+from kernels.replay.kept_inputs import NOTHING, PendingRows, kept_tensor, reference_pending
 from kernels.ssm.reference_row import ReferenceRow
-from kernels.ssm.state_arguments import NOTHING, decode_states
+from kernels.ssm.state_arguments import decode_states
 
 _GRAIN_ELEMENTS = 2**18  # as in the slots form
 
@@ -176,7 +176,6 @@ def _launch_flush(
         pending.seq_lens, *state.stride()[:3], rounding.signed_seed, rounding.first_head, num_heads,
         value_dim, key_dim, HEADS_PER_KEY_HEAD=num_heads // kept.k.shape[2], PLACES=kept.places,
         STOCHASTIC=rounding.is_stochastic, BLOCK_K=triton.next_power_of_2(key_dim), **tiles,
-        enable_fp_fusion=False,
     )  # fmt: skip
 
 
@@ -185,12 +184,12 @@ def _flush_on_cpu(
     rounding: StateRounding,
 ) -> None:  # fmt: skip
     num_heads, value_dim, key_dim = state.shape[1:]
-    update_heads.parallel_for(
+    replay_heads.parallel_for(
         len(read_slots) * num_heads,
         max(1, _GRAIN_ELEMENTS // (value_dim * key_dim)),
         *(NOTHING, (0, 0, 0)) * 5,  # there are no new positions
         *(NOTHING,) * 2,
-        *decode_states(state, read_slots, write_slots[:, None], pending.seq_lens, rounding),
+        *decode_states(state, read_slots, write_slots, pending.seq_lens, rounding),
         np.float32(0),
         (0, kept.k.shape[2], key_dim, num_heads, value_dim),
         *kept_arrays(kept, pending),

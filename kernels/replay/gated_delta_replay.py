@@ -5,7 +5,7 @@ common.
 | device | form |
 |---|---|
 | CUDA | Triton |
-| CPU | numba: the slots form's compiled function, whose positions then begin with the pending tokens |
+| CPU | numba (kernels/replay/gated_delta_replay_cpu.py) |
 | any, in float64 | reference |
 """
 
@@ -23,7 +23,7 @@ from kernels.gated_delta.gated_delta_update import (
     reference_tokens,
     tile_request,
 )
-from kernels.gated_delta.gated_delta_update_cpu import NORM_EPS, update_heads
+from kernels.gated_delta.gated_delta_update_cpu import NORM_EPS
 from kernels.gpu.tiles import choose
 from kernels.gpu.triton_jit import tl, triton, triton_jit
 from kernels.replay.gated_delta_flush import (
@@ -32,6 +32,7 @@ from kernels.replay.gated_delta_flush import (
     gated_delta_flush_reference,
     kept_arrays,
 )
+from kernels.replay.gated_delta_replay_cpu import replay_heads
 from kernels.replay.kept_inputs import PendingRows, flushed_slots, reference_keep
 from kernels.ssm.scan_row import fill_padding_positions, time_step
 from kernels.ssm.state_arguments import decode_states, flat_rows
@@ -213,7 +214,7 @@ def _launch_replay(
         *a.stride()[:2], *b.stride()[:2], *state.stride()[:3], key_dim**-0.5, NORM_EPS, rounding.signed_seed,
         rounding.first_head, num_heads, value_dim, key_dim, HEADS_PER_KEY_HEAD=num_heads // num_key_heads,
         NUM_POSITIONS=num_positions, PLACES=kept.places, STOCHASTIC=rounding.is_stochastic,
-        BLOCK_K=triton.next_power_of_2(key_dim), **tiles, enable_fp_fusion=False,
+        BLOCK_K=triton.next_power_of_2(key_dim), **tiles,
     )  # fmt: skip
     return o
 
@@ -226,12 +227,12 @@ def _replay_on_cpu(
     num_rows, num_positions, num_heads, value_dim = v.shape
     num_key_heads, key_dim = k.shape[2:]
     o = torch.empty(v.shape)
-    update_heads.parallel_for(
+    replay_heads.parallel_for(
         num_rows * num_heads,
         max(1, _GRAIN_ELEMENTS // (num_positions * value_dim * key_dim)),
         *flat_rows(q, k, v, a, b),
         *(as_array(t.float()) for t in (A, dt_bias)),
-        *decode_states(state, read_slots, write_slots[:, None], pending.seq_lens, rounding),
+        *decode_states(state, read_slots, write_slots, pending.seq_lens, rounding),
         np.float32(key_dim**-0.5),
         (num_positions, num_key_heads, key_dim, num_heads, value_dim),
         *kept_arrays(kept, pending),

@@ -38,10 +38,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from kernels.cpu.jit import as_array
+
+NOTHING = np.empty(0, np.float32)
+"""An operand of a CPU kernel that has no elements in the present call."""
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,11 @@ from kernels.cpu.jit import as_flat_array
 from kernels.formats.stochastic_round import NEAREST, StateRounding, round_state, rounding_key
 from kernels.gpu.tiles import choose
 from kernels.gpu.triton_jit import tl, triton, triton_jit
-from kernels.replay.kept_inputs import PendingRows, kept_tensor, reference_pending
+from kernels.replay.selective_state_replay_cpu import replay_heads
+from kernels.replay.kept_inputs import NOTHING, PendingRows, kept_tensor, reference_pending
 from kernels.ssm.reference_row import ReferenceRow
 from kernels.ssm.selective_state_update import advance_tile, reference_step, tile_request
-from kernels.ssm.selective_state_update_cpu import update_heads
-from kernels.ssm.state_arguments import NOTHING, decode_states
+from kernels.ssm.state_arguments import decode_states
 
 _GRAIN_ELEMENTS = 2**18  # as in the slots form
 
@@ -178,7 +178,6 @@ def _launch_flush(
         pending.seq_lens, *ssm_state.stride()[:3], rounding.signed_seed, rounding.first_head, num_heads,
         head_dim, state_dim, HEADS_PER_GROUP=num_heads // kept.B.shape[2], PLACES=kept.places,
         STOCHASTIC=rounding.is_stochastic, BLOCK_N=triton.next_power_of_2(state_dim), **tiles,
-        enable_fp_fusion=False,
     )  # fmt: skip
 
 
@@ -187,12 +186,12 @@ def _flush_on_cpu(
     rounding: StateRounding,
 ) -> None:  # fmt: skip
     num_heads, head_dim, width = ssm_state.shape[1:]
-    update_heads.parallel_for(
+    replay_heads.parallel_for(
         len(read_slots) * num_heads,
         max(1, _GRAIN_ELEMENTS // (head_dim * width)),
         *(NOTHING, (0, 0, 0)) * 4,  # there are no new positions
         *(NOTHING,) * 3,
-        *decode_states(ssm_state, read_slots, write_slots[:, None], pending.seq_lens, rounding),
+        *decode_states(ssm_state, read_slots, write_slots, pending.seq_lens, rounding),
         (np.float32(0), np.float32(0)),
         (0, num_heads, head_dim, kept.B.shape[2], width),
         *kept_arrays(kept, pending),

@@ -4,7 +4,7 @@ per row. :mod:`kernels.replay.kept_inputs` explains the form, and says what all 
 | device | form |
 |---|---|
 | CUDA | Triton |
-| CPU | numba: the slots form's compiled function, whose positions then begin with the pending tokens |
+| CPU | numba (kernels/replay/selective_state_replay_cpu.py) |
 | any, in float64 | reference |
 """
 
@@ -18,6 +18,7 @@ from kernels.cpu.jit import as_array, as_flat_array
 from kernels.formats.stochastic_round import NEAREST, StateRounding, round_state, rounding_key
 from kernels.gpu.tiles import choose
 from kernels.gpu.triton_jit import tl, triton, triton_jit
+from kernels.replay.selective_state_replay_cpu import replay_heads
 from kernels.replay.kept_inputs import PendingRows, flushed_slots, reference_keep
 from kernels.replay.selective_state_flush import (
     KeptSsmInputs,
@@ -32,7 +33,6 @@ from kernels.ssm.selective_state_update import (
     selective_state_update_reference,
     tile_request,
 )
-from kernels.ssm.selective_state_update_cpu import update_heads
 from kernels.ssm.state_arguments import decode_states, flat_rows
 
 _GRAIN_ELEMENTS = 2**18  # as in the slots form
@@ -210,7 +210,7 @@ def _launch_replay(
         *B.stride()[:3], *C.stride()[:3], *ssm_state.stride()[:3], *dt_limit, rounding.signed_seed,
         rounding.first_head, num_heads, head_dim, state_dim, HEADS_PER_GROUP=num_heads // num_groups,
         NUM_POSITIONS=num_positions, PLACES=kept.places, STOCHASTIC=rounding.is_stochastic,
-        BLOCK_N=triton.next_power_of_2(state_dim), **tiles, enable_fp_fusion=False,
+        BLOCK_N=triton.next_power_of_2(state_dim), **tiles,
     )  # fmt: skip
     return y
 
@@ -223,12 +223,12 @@ def _replay_on_cpu(
     num_rows, num_positions, num_heads, head_dim = x.shape
     num_groups, width = B.shape[2:]
     y = torch.empty(x.shape, dtype=torch.float32)
-    update_heads.parallel_for(
+    replay_heads.parallel_for(
         num_rows * num_heads,
         max(1, _GRAIN_ELEMENTS // (num_positions * head_dim * width)),
         *flat_rows(x, dt, B, C),
         *(as_array(t.float()) for t in (A, D, dt_bias)),
-        *decode_states(ssm_state, read_slots, write_slots[:, None], pending.seq_lens, rounding),
+        *decode_states(ssm_state, read_slots, write_slots, pending.seq_lens, rounding),
         (np.float32(dt_limit[0]), np.float32(dt_limit[1])),
         (num_positions, num_heads, head_dim, num_groups, width),
         *kept_arrays(kept, pending),

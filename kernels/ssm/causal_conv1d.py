@@ -207,31 +207,9 @@ def _store_boundaries_kernel(
     tl.store(state_tile, state.to(state_ptr.dtype.element_ty), mask=live)
 
 
-@triton_jit
-def convolved(window, weight, bias, taps, NUM_TAPS: tl.constexpr):
-    """Return ``silu(window weight + bias)`` ``[BLOCK_C]`` of tiles ``[BLOCK_C, TAPS]``.
-
-    The products are added one tap after the other. With one sum over the tile, the order would depend on how
-    the compiler divides the tile among threads, and so on the rest of the program.
-    """
-    products, y = window * weight, bias
-    for k in tl.static_range(NUM_TAPS):
-        y += tl.sum(tl.where((taps == k)[None, :], products, 0.0), axis=1)
-    return y * tl.sigmoid(y)
-
-
-@triton_jit
-def shifted(window, newest, taps, NUM_TAPS: tl.constexpr):
-    """Return the window ``[BLOCK_C, TAPS]`` after one more input ``[BLOCK_C]``."""
-    is_next = (taps[None, :] == taps[:, None] + 1)[None, :, :]
-    bits = window.to(tl.int32, bitcast=True)  # as floats, -0 + 0 would be 0
-    bits = tl.sum(tl.where(is_next, bits[:, None, :], 0), axis=2)
-    return tl.where((taps == NUM_TAPS - 1)[None, :], newest[:, None], bits.to(tl.float32, bitcast=True))
-
-
-# Decode: one program per (row, BLOCK_C channels) tile goes through the row's positions, with the window of
-# inputs under the taps in registers. The window is loaded before anything is stored, since one of the write
-# slots may be the read slot. One thread holds all K elements of a channel, so selection shifts the window.
+# Decode: one program per (row, BLOCK_C channels) tile computes all positions of the row. A thread has whole
+# channels: the state's inputs and the new ones, one tensor of channels each. So no threads have to exchange
+# elements. All is loaded before anything is stored: loads overlap, and a write slot may be the read slot.
 @triton_jit
 def _convolve_positions_kernel(
     x_ptr,
@@ -249,40 +227,45 @@ def _convolve_positions_kernel(
     HAS_BIAS: tl.constexpr,
     NUM_POSITIONS: tl.constexpr,
     NUM_TAPS: tl.constexpr,
-    TAPS: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):
     row = tl.program_id(1).to(tl.int64)
     slot = tl.load(read_slots_ptr + row).to(tl.int64)
     channels = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
-    live_channels = channels < num_channels
+    live = channels < num_channels
     y_row = y_ptr + row * NUM_POSITIONS * num_channels + channels
     if slot == 0:  # padding: y is zero
-        fill_padding_positions(y_row, num_channels, live_channels, NUM_POSITIONS, BLOCK_C)
+        fill_padding_positions(y_row, num_channels, live, NUM_POSITIONS, BLOCK_C)
         return
-    taps = tl.arange(0, TAPS)
-    live = live_channels[:, None] & (taps < NUM_TAPS)[None, :]
-    weight_tile = weight_ptr + channels[:, None] * NUM_TAPS + taps[None, :]
-    weight = tl.load(weight_tile, mask=live, other=0.0).to(tl.float32)
+    state_row = state_ptr + channels * channel_stride
+    x_row = x_ptr + row * x_row_stride + channels
+    inputs, taps, targets = (), (), ()
+    for k in tl.static_range(NUM_TAPS - 1):
+        past = tl.load(state_row + slot * slot_stride + k, mask=live, other=0.0)
+        inputs += (past.to(tl.float32),)
+    for i in tl.static_range(NUM_POSITIONS):
+        newest = tl.load(x_row + i * x_position_stride, mask=live, other=0.0)
+        inputs += (newest.to(tl.float32),)
+        targets += (tl.load(write_slots_ptr + row * NUM_POSITIONS + i).to(tl.int64),)
+    for k in tl.static_range(NUM_TAPS):
+        tap = tl.load(weight_ptr + channels * NUM_TAPS + k, mask=live, other=0.0)
+        taps += (tap.to(tl.float32),)
     bias = tl.zeros((BLOCK_C,), tl.float32)
     if HAS_BIAS:
-        bias += tl.load(bias_ptr + channels, mask=live_channels, other=0.0).to(tl.float32)
-
-    # Column k of a state is under tap k + 1 until the next input shifts it to tap k.
-    live_state = live & (taps > 0)[None, :]
-    state_tile = state_ptr + channels[:, None] * channel_stride + (taps - 1)[None, :]
-    window = tl.load(state_tile + slot * slot_stride, mask=live_state, other=0.0).to(tl.float32)
+        bias += tl.load(bias_ptr + channels, mask=live, other=0.0).to(tl.float32)
     tl.debug_barrier()  # all threads have read before any thread writes
+
     for i in tl.static_range(NUM_POSITIONS):
-        x_i = x_ptr + row * x_row_stride + i * x_position_stride + channels
-        newest = tl.load(x_i, mask=live_channels, other=0.0).to(tl.float32)
-        window = shifted(window, newest, taps, NUM_TAPS)
-        y = convolved(window, weight, bias, taps, NUM_TAPS)
-        tl.store(y_row + i * num_channels, y.to(y_ptr.dtype.element_ty), mask=live_channels)
-        target = tl.load(write_slots_ptr + row * NUM_POSITIONS + i).to(tl.int64)
-        if target != 0:
-            stored = window.to(state_ptr.dtype.element_ty)
-            tl.store(state_tile + target * slot_stride, stored, mask=live_state)
+        y = bias
+        for k in tl.static_range(NUM_TAPS):
+            y += taps[k] * inputs[i + k]
+        y = y * tl.sigmoid(y)
+        tl.store(y_row + i * num_channels, y.to(y_ptr.dtype.element_ty), mask=live)
+        if targets[i] != 0:
+            state_tile = state_row + targets[i] * slot_stride
+            for k in tl.static_range(NUM_TAPS - 1):
+                stored = inputs[i + 1 + k].to(state_ptr.dtype.element_ty)
+                tl.store(state_tile + k, stored, mask=live)
 
 
 @functools.cache
@@ -373,9 +356,7 @@ def _launch_decode(
         HAS_BIAS=bias is not None,
         NUM_POSITIONS=num_positions,
         NUM_TAPS=num_taps,
-        TAPS=triton.next_power_of_2(num_taps),
         **tiles,
-        enable_fp_fusion=False,  # a position's bits must not depend on how many there are
     )
     return y
 

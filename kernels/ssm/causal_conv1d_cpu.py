@@ -4,9 +4,6 @@ Threads share the rows. A vector of adjacent channels goes through all positions
 inputs before the row, and each position's output. A slot has a channel's inputs side by side, so they are
 sorted by age when they are loaded, and put side by side again when they are stored.
 
-In the replay form (kernels/replay/kept_inputs.py) a row's pending inputs first move into its state, which no
-position changes then.
-
 Arrays are flat, with explicit strides if they may be views of wider ones; the last axis is contiguous. The
 carried state is float32; states of another dtype are copied to float32 and back (staged_slots.py).
 """
@@ -110,67 +107,6 @@ def _convolve_channels(
 
 
 @cpu_jit
-def _advance_window(state, old, new, channel_stride, num_past, kept, tokens, count, num_channels):
-    """Store the state from ``state[old]`` on after ``count`` kept inputs, from ``state[new]`` on.
-
-    Input j of all channels begins at ``kept[tokens[j]]``.
-    """
-    done = 0
-    if num_past == 3 and channel_stride == 3:
-        done = num_channels - num_channels % lanes()
-        for c in range(0, done, lanes()):
-            a, b, d = load_3(state, old + 3 * c)
-            for j in range(count):
-                a, b, d = b, d, load(kept, tokens[j] + c)
-            store_3(state, new + 3 * c, a, b, d)
-    for c in range(done, num_channels):
-        for k in range(num_past):
-            n = k + count
-            if n < num_past:
-                state[new + c * channel_stride + k] = state[old + c * channel_stride + n]
-            else:
-                state[new + c * channel_stride + k] = kept[tokens[n - num_past] + c]
-
-
-@cpu_jit
-def advance_windows(
-    state, slot_stride, channel_stride, num_channels, num_past, num_positions, read_slots, write_slots,
-    seq_lens, kept, pending, slots, begin, end,
-):  # fmt: skip
-    """Store rows' states after their pending inputs. Items are rows; ``slots`` receives each state's slot."""
-    kept_rows, counts, places = pending
-    tokens = np.empty(places, np.int64)
-    for r in range(begin, end):
-        slots[r] = read_slots[r]
-        if read_slots[r] == 0 or counts[r] == 0:
-            continue
-        slots[r] = write_slots[r]
-        num_before = seq_lens[r] - num_positions - counts[r]
-        for j in range(counts[r]):
-            tokens[j] = (kept_rows[r] * places + (num_before + j) % places) * num_channels
-        _advance_window(
-            state, read_slots[r] * slot_stride, write_slots[r] * slot_stride, channel_stride, num_past, kept,
-            tokens, counts[r], num_channels,
-        )  # fmt: skip
-
-
-@cpu_jit
-def keep_inputs(
-    x, row_stride, token_stride, num_positions, num_channels, read_slots, seq_lens, kept, pending, begin, end
-):  # fmt: skip
-    """Keep the inputs of rows' new positions. Items are rows."""
-    kept_rows, _, places = pending
-    for r in range(begin, end):
-        if read_slots[r] == 0:
-            continue
-        for i in range(num_positions):
-            place = kept_rows[r] * places + (seq_lens[r] - num_positions + i) % places
-            o, at = r * row_stride + i * token_stride, place * num_channels
-            for c in range(num_channels):
-                kept[at + c] = x[o + c]
-
-
-@cpu_jit
 def _convolve_rows(
     x, row_stride, token_stride, weight, bias, state, slot_stride, channel_stride,
     read_slots, write_slots, y, begin, end,
@@ -216,39 +152,21 @@ def causal_conv1d_update_cpu(
         y = causal_conv1d_update_cpu(x, weight, bias, staged.pool, staged.read_slots, staged.write_slots)
         staged.scatter(conv_state, write_slots)
         return y
-    slots = as_array(read_slots.contiguous()), as_array(write_slots.contiguous())
-    return convolve_rows(x, weight, bias, conv_state, *slots)
-
-
-def convolve_rows(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    conv_state: torch.Tensor,
-    read_slots: np.ndarray,
-    write_slots: np.ndarray,
-) -> torch.Tensor:
-    """Compute the update with a float32 state."""
     inputs = x.float()
     y = torch.empty_like(inputs, memory_format=torch.contiguous_format)
     _convolve_rows.parallel_for(
         x.shape[0],
-        row_grain(x),
+        1 + _GRAIN_ELEMENTS // (x.shape[1] * x.shape[2]),
         as_flat_array(inputs),
         *inputs.stride()[:2],
         *_filter(weight, bias),
         as_flat_array(conv_state),
         *conv_state.stride()[:2],
-        read_slots,
-        write_slots,
+        as_array(read_slots.contiguous()),
+        as_array(write_slots.contiguous()),
         as_flat_array(y),
     )
     return y if x.dtype == torch.float32 else y.to(x.dtype)
-
-
-def row_grain(x: torch.Tensor) -> int:
-    """Return the number of rows of ``x`` ``[R, T, C]`` that take about 100 µs."""
-    return 1 + _GRAIN_ELEMENTS // (x.shape[1] * x.shape[2])
 
 
 def _filter(weight: torch.Tensor, bias: torch.Tensor | None) -> tuple[np.ndarray, np.ndarray]:

@@ -36,7 +36,7 @@ from kernels.gpu.triton_jit import tl, triton, triton_jit
 from kernels.ssm.reference_row import reference_decode_rows
 from kernels.ssm.scan_row import fill_padding_positions, leave_position, time_step
 from kernels.ssm.selective_state_update_cpu import update_heads
-from kernels.ssm.state_arguments import NOTHING_KEPT, decode_states, flat_rows
+from kernels.ssm.state_arguments import decode_states, flat_rows
 
 
 def selective_state_update_reference(
@@ -97,13 +97,8 @@ def reference_step(
 
 @triton_jit
 def advance_tile(h, x, decay, step, B):
-    """Return the state's tile ``[BLOCK_P, BLOCK_N]`` after a token.
-
-    All forms of the decode step call this, and are compiled without fusing sums and products: the one fused
-    operation is written out. Otherwise the compiler would fuse others in another form's program, and a state
-    would depend on the form.
-    """
-    return tl.fma(h, tl.broadcast_to(decay, h.shape), (step * x)[:, None] * B[None, :])
+    """Return the state's tile ``[BLOCK_P, BLOCK_N]`` after a token, in every form of the decode step."""
+    return h * decay + (step * x)[:, None] * B[None, :]
 
 
 # One program per (row, head, BLOCK_P rows of the state): its [BLOCK_P, N] tile stays in registers over all
@@ -226,7 +221,6 @@ def _launch(
         *dt_limit, rounding.signed_seed, rounding.first_head, num_heads, head_dim, state_dim,
         HEADS_PER_GROUP=num_heads // num_groups, NUM_POSITIONS=num_positions,
         STOCHASTIC=rounding.is_stochastic, BLOCK_N=triton.next_power_of_2(state_dim), **tiles,
-        enable_fp_fusion=False,
     )  # fmt: skip
     return y
 
@@ -247,7 +241,6 @@ def _update_on_cpu(
         *decode_states(ssm_state, read_slots, write_slots, seq_lens, rounding),
         (np.float32(dt_limit[0]), np.float32(dt_limit[1])),
         (num_positions, num_heads, head_dim, num_groups, width),
-        *NOTHING_KEPT,
         as_flat_array(y),
     )
     return y if x.dtype == torch.float32 else y.to(x.dtype)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,11 +12,6 @@ from kernels.cpu.jit import as_array, as_flat_array
 from kernels.formats.stochastic_round import GRID_TOKENS, StateRounding
 from kernels.gpu.strides import adjacent
 from kernels.ssm.boundaries import Segments
-
-NOTHING = np.empty(0, np.float32)
-"""An operand of a CPU kernel that has no elements in the present call."""
-NOTHING_KEPT = (NOTHING, NOTHING, NOTHING), (np.empty(0, np.int64), np.empty(0, np.int32), 0)
-"""A CPU kernel's arguments for kept inputs and pending rows, if each position has a slot of its own."""
 
 
 def flat_rows(*operands: Tensor) -> Iterator[Any]:

@@ -70,6 +70,8 @@ class ModelledDevice:
         self.blocks = [[None] * block_size for _ in range(owned.blocks.size)]
         self.rows = {}
         self.host = {}
+        self.pages = {}
+        """Contents of pages of host memory."""
         self.flights = []
         self.freed_slots = set()
         self.freed_blocks = set()
@@ -92,6 +94,8 @@ class ModelledDevice:
         for swap in plan.swap_out:
             kept = [list(self.blocks[block_id]) for block_id in swap.block_ids]
             self.host[swap.request_id] = (kept, self.slots[swap.slot])
+        for copy in plan.host_copies.demoted:
+            self._demote(copy)
         for slot in self.freed_slots:
             self.slots[slot] = JUNK
         for block_id in self.freed_blocks:
@@ -100,6 +104,8 @@ class ModelledDevice:
         self.freed_blocks.clear()
         for fork in plan.forks:
             self._fork(fork)
+        for copy in plan.host_copies.promoted:
+            self._promote(copy)
         for request in plan.admitted:
             if request.row >= 0:
                 self.begin(request)
@@ -108,6 +114,27 @@ class ModelledDevice:
             for block_id, content in zip(swap.block_ids, kept, strict=True):
                 self.blocks[block_id] = list(content)
             self._set_state(swap.slot, state)
+
+    def _demote(self, copy):
+        for block_id, page in zip(copy.block_ids, copy.block_pages, strict=True):
+            self.pages[page] = list(self.blocks[block_id])
+        for part, page in enumerate(copy.state_pages):
+            self.pages[page] = (part, self.slots[copy.slot])
+
+    def _promote(self, copy):
+        """Copy back. What is overwritten belonged to nobody, or to the request that the start is for."""
+        for block_id, page in zip(copy.block_ids, copy.block_pages, strict=True):
+            assert not any(block_id in flight.blocks for flight in self.flights)
+            self.blocks[block_id] = list(self.pages[page])
+        if copy.state_pages:
+            assert not any(copy.slot in flight.slots for flight in self.flights)
+            self._set_state(copy.slot, self._state_in(copy.state_pages))
+
+    def _state_in(self, pages):
+        parts = [self.pages[page] for page in pages]
+        assert [part for part, _ in parts] == list(range(len(pages)))
+        assert len({content for _, content in parts}) == 1, "parts of several states"
+        return parts[0][1]
 
     def _fork(self, fork):
         source = fork.source
@@ -175,6 +202,42 @@ class ModelledDevice:
                 found = self.slots[node.state.slot]
                 assert len(found) == node.num_blocks * self.block_size
                 assert not self.has_kv or found == prefix(node), node.state.slot
+
+    def check_host_owners(self):
+        """Check that each page of host memory has one owner, and that each block there leads to a start."""
+        tier = self.owned.cache.tier
+        blocks = list(tier._blocks.values())
+        pages = [block.page for block in blocks if self.has_kv]
+        pages += [page for block in blocks for page in block.state_pages]
+        assert len(set(pages)) == len(pages) == tier._pages.capacity - tier._pages.num_free
+        assert 0 not in pages
+        for block in blocks:
+            assert tier._blocks[block.key] is block
+            assert block.parent is None or tier._blocks.get(block.parent.key) is block.parent
+            assert block.num_children == sum(one.parent is block for one in blocks)
+            assert block.num_children or block.is_start
+            assert block.is_start == (block in tier._starts)
+            assert bool(block.state_pages) == (block.is_start and self.has_state)
+        assert all(tier._blocks[block.key] is block for block in tier._starts)
+        assert not tier._demoted
+        assert not tier._promoted
+
+    def check_host(self):
+        """Check that each block in host memory holds the tokens that follow its parent's tokens, and that
+        each state there is the state after its tokens."""
+        tier = self.owned.cache.tier
+        prefixes = {None: ()}
+        for block in sorted(tier._blocks.values(), key=lambda one: one.num_blocks):
+            if self.has_kv:
+                before = prefixes[block.parent]
+                cells = self.pages[block.page]
+                positions = [cell[0] for cell in cells]
+                assert positions == list(range(len(before), len(before) + self.block_size)), cells
+                prefixes[block] = before + tuple(cell[1] for cell in cells)
+            if block.state_pages:
+                found = self._state_in(block.state_pages)
+                assert len(found) == block.num_blocks * self.block_size
+                assert not self.has_kv or found == prefixes[block]
 
     # --- a step ----------------------------------------------------------------------------------
 

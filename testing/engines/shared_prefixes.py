@@ -22,11 +22,11 @@ def prompts_with_shared_prefixes(count, seed=0):
     ]
 
 
-def run(engine, prompts, concurrency):
+def run(engine, prompts, concurrency, cache_salt=""):
     """Run the prompts with at most ``concurrency`` at a time; return the answers in order."""
+    params = SamplingParams(max_tokens=NUM_TOKENS, temperature=0)
     requests = [
-        Request(str(i), list(prompt), SamplingParams(max_tokens=NUM_TOKENS, temperature=0))
-        for i, prompt in enumerate(prompts)
+        Request(str(i), list(prompt), params, cache_salt=cache_salt) for i, prompt in enumerate(prompts)
     ]
     waiting, active = list(reversed(requests)), 0
     while waiting or active:

@@ -6,6 +6,8 @@ import json
 
 import httpx
 
+from testing.fleets.router_view import total
+
 NUM_REQUESTS = 12
 TOKEN = "a-token-for-tests-0123456789"
 TIMEOUT_S = 60.0
@@ -34,12 +36,6 @@ def stream(url, body, begun=None):
             if begun is not None and len(texts) == 2:
                 begun.release()
     return "".join(texts), usage["completion_tokens"]
-
-
-def total(url, name):
-    """Returns the sum of a metric's samples."""
-    lines = httpx.get(f"{url}/metrics", timeout=TIMEOUT_S).text.splitlines()
-    return sum(float(line.split()[-1]) for line in lines if line.startswith(f"{name}{{"))
 
 
 def num_retries(url):

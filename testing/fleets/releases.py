@@ -9,19 +9,24 @@ import signal
 import subprocess
 import sys
 import tarfile
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import httpx
-
 from testing.conditions import wait_until
-from testing.fleets.fleet import START_DEADLINE_S
-from testing.fleets.stack import STOP_DEADLINE_S
+from testing.fleets import slowed
+from testing.fleets.fault_folder import FOLDER_VARIABLE, switched_on
+from testing.fleets.router_view import uses_all_servers
+from testing.fleets.stack import FAULTS_FOLDER, STOP_DEADLINE_S
 from testing.protocol import last_release
 from testing.repository import ROOT
 from twinfang.flags.table import BUNDLED_MODEL
 from twinfang.stack.ports import LOOPBACK, free_ports
+
+FIRST_START_DEADLINE_S = 600.0
+"""The last release compiles its CPU kernels when it first starts. On a busy machine its servers are ready
+minutes after those of today."""
 
 
 @dataclass(frozen=True)
@@ -33,22 +38,36 @@ class Release:
     folder: Path = ROOT
 
 
-TODAY = Release("today")
+TODAY = Release("today", slowed.MODULE)
 LATER = Release("later", "testing.deploy.later_release")
 
 
 def last(folder: Path) -> Release:
-    """Unpacks the last release into ``folder``. Raises :class:`LookupError` if the repository lacks its
-    commit, as a shallow clone does."""
+    """Unpacks the last release below ``folder``, unless an earlier run has done so. If ``folder`` stays, so
+    do the CPU kernels that the release compiles when it first starts.
+
+    Raises :class:`LookupError` if the repository lacks its commit, as a shallow clone does.
+    """
     facts = last_release()
-    packed = subprocess.run(
-        ["git", "-C", str(ROOT), "archive", facts["commit"]], capture_output=True, check=False
-    )
+    place = folder / facts["commit"]
+    if not place.exists():
+        _unpack(facts["commit"], place)
+    return Release(facts["release"], folder=place)
+
+
+def _unpack(commit: str, place: Path) -> None:
+    packed = subprocess.run(["git", "-C", str(ROOT), "archive", commit], capture_output=True, check=False)
     if packed.returncode:
         raise LookupError(packed.stderr.decode())
-    with tarfile.open(fileobj=io.BytesIO(packed.stdout)) as archive:
-        archive.extractall(folder, filter="data")
-    return Release(facts["release"], folder=folder)
+    with tempfile.TemporaryDirectory(dir=place.parent) as folder:
+        unpacked = Path(folder) / "release"
+        with tarfile.open(fileobj=io.BytesIO(packed.stdout)) as archive:
+            archive.extractall(unpacked, filter="data")
+        try:
+            unpacked.replace(place)
+        except OSError:
+            if not place.exists():  # no other process was faster
+                raise
 
 
 @dataclass
@@ -76,10 +95,23 @@ class Processes:
         return f"http://{LOOPBACK}:{port}"
 
     def until_ready(self, url: str) -> None:
-        """Waits until a router is ready."""
-        name = url.removeprefix("http://")
-        wait_until(lambda: self._running[name].poll() is not None or _is_ok(url), url, START_DEADLINE_S)
-        assert self._running[name].poll() is None, self.log(name)
+        """Waits until a router is ready and uses all its servers. No process may have ended before."""
+
+        def ended() -> list[str]:
+            return [address for address, process in self._running.items() if process.poll() is not None]
+
+        what = f"the router at {url} uses all its servers"
+        wait_until(lambda: ended() or uses_all_servers(url), what, FIRST_START_DEADLINE_S)
+        assert not ended(), self.log(ended()[0])
+
+    def slow_steps(self) -> contextlib.AbstractContextManager[None]:
+        """Makes today's decode servers rest for 100 ms before each step inside the block, so that their
+        answers keep running on any machine."""
+        return switched_on(self._faults, "slower-steps")
+
+    @property
+    def _faults(self) -> Path:
+        return self.folder / FAULTS_FOLDER
 
     def signal(self, address: str, number: signal.Signals) -> None:
         self._running[address].send_signal(number)
@@ -102,7 +134,7 @@ class Processes:
             self._running[address] = subprocess.Popen(
                 [sys.executable, "-m", release.program, *arguments],
                 cwd=release.folder,  # which comes first where Python looks for modules
-                env=os.environ | {"PYTHONPATH": str(release.folder)},
+                env=os.environ | {"PYTHONPATH": str(release.folder), FOLDER_VARIABLE: str(self._faults)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -115,14 +147,8 @@ class Processes:
 @contextlib.contextmanager
 def processes(folder: Path, *flags: str) -> Iterator[Processes]:
     running = Processes(folder, flags)
+    (folder / FAULTS_FOLDER).mkdir()
     try:
         yield running
     finally:
         running.end()
-
-
-def _is_ok(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/readyz").status_code == 200
-    except httpx.HTTPError:
-        return False

@@ -36,6 +36,7 @@ from testing.conditions import wait_until
 from testing.fleets import slowed, tls_run
 from testing.fleets.fault_folder import FOLDER_VARIABLE, switched_on
 from testing.fleets.fleet import CALL_TIMEOUT_S, START_DEADLINE_S
+from testing.fleets.router_view import uses_all_servers
 from twinfang.launch import LaunchedStack, launch
 from twinfang.own_authority import OwnAuthority
 from twinfang.stack.ports import LOOPBACK, free_ports
@@ -114,8 +115,8 @@ class Stack(LaunchedStack):
             raise
 
     def is_ready(self) -> bool:
-        """Returns whether all processes run and take requests, and the router can reach them."""
-        return bool(self.status().get("ready")) and _is_ok(f"{self.url}/readyz", self.trust())
+        """Returns whether all processes run and take requests, and the router uses all servers."""
+        return bool(self.status().get("ready")) and uses_all_servers(self.url, self.trust())
 
     def is_idle(self) -> bool:
         """Returns whether there is no request, lease or transfer, and every block and slot is free."""
@@ -184,8 +185,8 @@ def running_stack(
     module: str = "twinfang",
     deadline_s: float = START_DEADLINE_S,
 ) -> Iterator[Stack]:
-    """Runs ``twinfang COMMAND FLAGS`` on a free port and waits until it is ready. Stops it at the end of the
-    block.
+    """Runs ``twinfang COMMAND FLAGS`` on a free port, and waits until it is ready and its router uses all
+    servers. Stops it at the end of the block.
 
     An exception that leaves the block carries the end of the log as a note.
     """
@@ -193,6 +194,7 @@ def running_stack(
         stack = start_stack(Path(folder), command, *flags, environment=environment, module=module)
         try:
             stack.wait_until_ready(deadline_s)
+            stack.wait_until(stack.is_ready, "the router uses all servers")
             if tls_run.current is not None:
                 tls_run.current.note(stack)
             yield stack
@@ -231,26 +233,22 @@ def start_stack(
 
 @contextlib.contextmanager
 def running_router(*flags: str, deadline_s: float = START_DEADLINE_S) -> Iterator[str]:
-    """Runs ``twinfang router FLAGS`` in front of running servers; yields its URL once it is ready."""
+    """Runs ``twinfang router FLAGS`` in front of running servers; yields its URL once it is ready and uses
+    all of them."""
     (port,) = free_ports(1)
     url = f"http://{LOOPBACK}:{port}"
     router = subprocess.Popen([sys.executable, "-m", "twinfang", "router", *flags, "--port", str(port)])
     try:
         wait_until(
-            lambda: router.poll() is not None or _is_ok(f"{url}/readyz"), "the router is ready", deadline_s
+            lambda: router.poll() is not None or uses_all_servers(url),
+            "the router uses all servers",
+            deadline_s,
         )
         assert router.poll() is None, f"the router has ended with {router.poll()}"
         yield url
     finally:
         router.terminate()
         router.wait(STOP_DEADLINE_S)
-
-
-def _is_ok(url: str, trust: ssl.SSLContext | bool = True) -> bool:
-    try:
-        return httpx.get(url, timeout=CALL_TIMEOUT_S, verify=trust).status_code == 200
-    except httpx.HTTPError:
-        return False
 
 
 class Stacks:

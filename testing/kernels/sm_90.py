@@ -21,15 +21,13 @@ class Compiled:
     """A compiled kernel. ``stack_bytes`` per thread are spilled registers."""
 
     ptx: str
-    ttgir: str
     registers: int
     stack_bytes: int
     shared_bytes: int
+    ttgir: str
 
 
-def compile_kernel(
-    kernel, constants, types, *, others="i32", num_warps=4, num_stages=3, enable_fp_fusion=True
-) -> Compiled:
+def compile_kernel(kernel, constants, types, *, others="i32", num_warps=4, num_stages=3) -> Compiled:
     """Compiles a kernel. ``types`` gives arguments' types by name. Pointers that it does not name have the
     type ``types["*"]``, all other arguments ``others``.
 
@@ -49,7 +47,7 @@ def compile_kernel(
     }
     known = {name: value for name, value in constants.items() if name in signature}
     source = ASTSource(fn=kernel, signature=signature, constexprs=known, attrs=aligned)
-    options = {"num_warps": num_warps, "num_stages": num_stages, "enable_fp_fusion": enable_fp_fusion}
+    options = {"num_warps": num_warps, "num_stages": num_stages}
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
         cubin.write(compiled.asm["cubin"])
@@ -59,5 +57,5 @@ def compile_kernel(
         ).stdout
     found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
     assert found, usage
-    code = compiled.asm["ptx"], compiled.asm["ttgir"]
-    return Compiled(*code, int(found[1]), int(found[2]), compiled.metadata.shared)
+    counts = int(found[1]), int(found[2]), compiled.metadata.shared
+    return Compiled(compiled.asm["ptx"], *counts, compiled.asm["ttgir"])

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from unittest.mock import patch
 
 from llguidance import LLMatcher
 
@@ -33,18 +34,18 @@ class Setting:
     def engine(self, model_dir: Path, device: str, role: str = "both") -> Engine:
         sizes = {"max_num_seqs": 4, "cache_memory_bytes": 16 << 20, "max_batch_tokens": 64}
         settings = {"sanitize": False, **sizes, **dict(self.more)}
-        return Engine(
-            EngineConfig(
-                model_dir,
-                role,
-                device=device,
-                cache_mode=self.mode,
-                num_speculative=self.k,
-                drafter=self.drafter if self.k else None,
-                steps_ahead=0 if device == "cpu" or settings["sanitize"] else 1,
-                **settings,
-            )
+        config = EngineConfig(
+            model_dir,
+            role,
+            device=device,
+            cache_mode=self.mode,
+            num_speculative=self.k,
+            drafter=self.drafter if self.k else None,
+            steps_ahead=0 if device == "cpu" or settings["sanitize"] else 1,
+            **settings,
         )
+        with patch("engine.engine_parts.GPU_FLOPS_PER_BYTE", 0.0):  # a GPU computes so small models at once
+            return Engine(config)
 
 
 CROWDED = Setting(
@@ -54,12 +55,26 @@ CROWDED = Setting(
     "none",
     (("cache_memory_bytes", 440 << 10), ("block_size", 4), ("max_model_len", 72)),
 )
+HOST_MEMORY = Setting(
+    "dense",
+    2,
+    "ngram",
+    "all",
+    (
+        ("cache_memory_bytes", 700 << 10),
+        ("host_cache_bytes", 4 << 20),
+        ("cached_states", 2),
+        ("block_size", 8),
+        ("max_model_len", 160),
+    ),
+)
 SETTINGS = {
     "plain": Setting("dense"),
     "mtp": Setting("dense", 2, "mtp", "align"),
     "ngram": Setting("dense", 3, "ngram", "all", (("state_block_size", 16),)),
     "experts": Setting("moe", 1, "mtp", "align", (("dtype", "bfloat16"),)),
     "crowded": CROWDED,
+    "host memory": HOST_MEMORY,
 }
 
 
@@ -142,5 +157,9 @@ def all_kinds_of_asks(count: int, seed: int) -> list[Ask]:
 
 
 def asks_for(setting: Setting, count: int, seed: int) -> list[Ask]:
-    """Return the requests for a setting. Where memory is short they are short, and outgrow it together."""
-    return short_asks(count, seed) if setting is SETTINGS["crowded"] else all_kinds_of_asks(count, seed)
+    """Return the requests for a setting. Where memory is short they are short, and outgrow it together. Where
+    there is host memory, prompts come twice."""
+    if setting is SETTINGS["crowded"]:
+        return short_asks(count, seed)
+    asks = all_kinds_of_asks(count, seed)
+    return asks + asks if setting is SETTINGS["host memory"] else asks

@@ -54,6 +54,8 @@ class SimulatedGpu:
         self.graphs: list[Graph] = []
         self._shapes = Shapes()
         self._pinned: list[torch.UntypedStorage] = []
+        self._registered: list[range] = []
+        """Addresses of memory that was pinned where it was, for as long as the process lives."""
         self._capturing: Graph | None = None
         self._replayed: Graph | None = None
         self._watches = False
@@ -92,6 +94,8 @@ class SimulatedGpu:
             "get_device_properties": lambda device=None: properties,
             "get_device_capability": lambda device=None: (9, 0),
             "get_device_name": lambda device=None: "simulated",
+            "cudart": lambda: SimpleNamespace(cudaHostRegister=self._register),
+            "check_error": lambda code: None,
         }
 
     @contextmanager
@@ -265,7 +269,7 @@ class SimulatedGpu:
         if host is not None and not (non_blocking and self.is_pinned(host)):
             self._wait("copy_: between the device and memory of the host that is not pinned, or blocking")
             out_of = out_of.clone()
-        elif host is target and (self._memory == "meta" or not self.is_dry):
+        elif host is target and not self._is_registered(host) and (self._memory == "meta" or not self.is_dry):
             poison(into)  # the host must not read before the copy has run
         self._note_operator("copy_", (target, source))
         if not self.is_dry:
@@ -289,8 +293,18 @@ class SimulatedGpu:
         self._pinned.append(tensor.untyped_storage())
         return tensor
 
+    def _register(self, address: int, num_bytes: int, flags: int) -> int:
+        self._registered.append(range(address, address + num_bytes))
+        return 0
+
+    def _is_registered(self, tensor: Tensor) -> bool:
+        """Whether the host never reads the memory itself: copies that are still queued may read it."""
+        return any(tensor.data_ptr() in one for one in self._registered)
+
     def is_pinned(self, tensor: Tensor) -> bool:
         address = tensor.data_ptr()
+        if self._is_registered(tensor):
+            return True
         return tensor.numel() == 0 or any(
             one.data_ptr() <= address < one.data_ptr() + one.nbytes() for one in self._pinned
         )

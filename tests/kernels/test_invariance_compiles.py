@@ -20,12 +20,9 @@ TYPES = {
     **{f"{n}_ptr": "*fp32" for n in ("partial", "lse", "A", "D", "dt_bias")},
 }
 
-UNFUSED = {selective_state_update._update_tiles_kernel: {"enable_fp_fusion": False}}
-
 def operations(kernel, constants, tiles):
     options = {name: value for name, value in tiles.items() if name.startswith("num_")}
     constants = constants | {name: value for name, value in tiles.items() if name not in options}
-    options |= UNFUSED.get(kernel, {})
     return Counter(re.findall(FLOATS, compile_kernel(kernel, constants, TYPES, **options).ptx))
 
 decode = dict(paged_attention_decode.tile_request(torch.bfloat16, 4, 128, 16, 4).default)

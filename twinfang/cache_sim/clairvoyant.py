@@ -11,11 +11,11 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 
-from engine.memory.cached_start import CachedBlock, CachedState, Match, Place
-from engine.memory.eviction import LeafHeap
+from engine.memory.cached_start import CachedState, Match, Place
 from engine.memory.start_sizes import StartSizes
 from engine.memory.state_placement import Mark
 from engine.memory.value_eviction import start_neighbours
+from twinfang.cache_sim.scanned_eviction import ScannedEviction
 from twinfang.cache_sim.trace import TracedRequest
 
 NEVER = 1 << 60
@@ -64,15 +64,15 @@ class ClairvoyantPlacement:
         return marks[::-1]
 
 
-class ClairvoyantEviction:
-    """Knows the blocks' ids by the place of a start in the log: the cache's keys are hashes of them."""
+class ClairvoyantEviction(ScannedEviction[tuple[int, float]]):
+    """Notes the last block's id of an idle start, and the FLOP that a byte of it saves.
+
+    It knows the blocks' ids by the place of a start in the log: the cache's keys are hashes of them."""
 
     def __init__(self, sizes: StartSizes, future: Future) -> None:
+        super().__init__()
         self._sizes = sizes
         self._future = future
-        self._tails = LeafHeap()
-        self._idle: dict[CachedState, tuple[int, float]] = {}
-        """Idle starts, each with its last block's id and the FLOP that a byte of it saves."""
 
     def used(self, match: Match) -> None:
         pass
@@ -83,25 +83,12 @@ class ClairvoyantEviction:
         if shorter is not None and shorter in self._idle:
             self.offer_state(shorter)
 
-    def offer_block(self, node: CachedBlock) -> None:
-        if node.state is None:
-            self._tails.offer(node)
-
     def offer_state(self, state: CachedState) -> None:
         shorter, num_alone = start_neighbours(state)
         start = 0 if shorter is None else shorter.node.num_blocks
         num_bytes = self._sizes.slot_bytes + num_alone * self._sizes.block_bytes
         saved = self._sizes.flops(start, state.node.num_blocks)
         self._idle[state] = (state.last_request, saved / num_bytes)
-
-    def dropped(self, state: CachedState) -> None:
-        self._idle.pop(state, None)
-
-    def next_block(self) -> CachedBlock | CachedState:
-        return self._tails.pop() or self._least()
-
-    def next_state(self) -> CachedBlock | CachedState:
-        return self._tails.pop() or self._least()
 
     def _least(self) -> CachedState:
         future = self._future

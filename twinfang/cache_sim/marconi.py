@@ -13,25 +13,24 @@ eviction. The paper says 5 to 15 times, and leaves the grid open.
 
 from __future__ import annotations
 
-from engine.memory.cached_start import CachedBlock, CachedState, Match
-from engine.memory.eviction import LeafHeap
+from engine.memory.cached_start import CachedState, Match
 from engine.memory.start_sizes import StartSizes
 from engine.memory.value_eviction import start_neighbours
+from twinfang.cache_sim.scanned_eviction import ScannedEviction
 
 ALPHAS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)
 BOOTSTRAP_FACTOR = 5
 MAX_BOOTSTRAP = 1000
 
 
-class MarconiEviction:
-    """Blocks and states share one budget, as in the paper."""
+class MarconiEviction(ScannedEviction[float]):
+    """Blocks and states share one budget, as in the paper. Of an idle start the FLOP efficiency is noted that
+    it had when it was last used."""
 
     def __init__(self, sizes: StartSizes, alpha: float) -> None:
+        super().__init__()
         self.alpha = alpha
         self._sizes = sizes
-        self._tails = LeafHeap()
-        self._idle: dict[CachedState, float] = {}
-        """Idle starts and their FLOP efficiency when they were last used."""
         self._num_requests = 0
         self.first_eviction = 0
         """Number of requests before the first eviction; 0: there was none."""
@@ -47,21 +46,8 @@ class MarconiEviction:
         if shorter is not None and shorter in self._idle:
             self._idle[shorter] = self._efficiency(shorter)
 
-    def offer_block(self, node: CachedBlock) -> None:
-        if node.state is None:
-            self._tails.offer(node)
-
     def offer_state(self, state: CachedState) -> None:
         self._idle[state] = self._efficiency(state)
-
-    def dropped(self, state: CachedState) -> None:
-        self._idle.pop(state, None)
-
-    def next_block(self) -> CachedBlock | CachedState:
-        return self._tails.pop() or self._least()
-
-    def next_state(self) -> CachedBlock | CachedState:
-        return self._tails.pop() or self._least()
 
     def _least(self) -> CachedState:
         self.first_eviction = self.first_eviction or self._num_requests

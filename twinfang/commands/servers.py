@@ -307,6 +307,7 @@ def _engine_config(
         cache_policy=values.cache_policy,
         state_block_size=values.state_block_size,
         cached_states=values.cached_states,
+        host_cache_bytes=int(values.host_cache_size * GIB),
         cache_memory_bytes=None if values.cache_memory is None else int(values.cache_memory * GIB),
         num_speculative=values.speculative,
         drafter=values.drafter,

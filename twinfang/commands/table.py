@@ -25,6 +25,7 @@ from twinfang.flags import access, table, tls
 from twinfang.flags import ranks as rank_flags
 from twinfang.flags import router as router_flags
 from twinfang.flags.flag import FlagGroup
+from twinfang.flags.host_cache import HOST_CACHE_SIZE
 from twinfang.talk import flags as talk
 from wire.errors import ConfigError
 
@@ -80,6 +81,7 @@ def _refuse_stack_flags(values: argparse.Namespace) -> None:
             )
 
 
+_CAPACITY = (*table.CAPACITY, HOST_CACHE_SIZE)
 _ROUTER_ADDRESS = (table.host("the router"), table.port("the router", 8000))
 _STACK_GROUP = FlagGroup(
     "stack", (*_ROUTER_ADDRESS, table.METRICS_PORTS, table.START_TIMEOUT, table.STATUS_FILE, tls.TLS)
@@ -96,7 +98,7 @@ UP = Command(
         table.MODEL_FLAGS,
         FlagGroup(
             "each server's capacity",
-            (*table.CAPACITY, rank_flags.PREFILL_TENSOR_PARALLEL, *rank_flags.RANKS, table.THREADS),
+            (*_CAPACITY, rank_flags.PREFILL_TENSOR_PARALLEL, *rank_flags.RANKS, table.THREADS),
         ),
         table.DECODING,
         FlagGroup(
@@ -120,7 +122,7 @@ SERVE = Command(
     (
         _STACK_GROUP,
         table.MODEL_FLAGS,
-        FlagGroup("the server's capacity", (*table.CAPACITY, *rank_flags.RANKS, table.THREADS)),
+        FlagGroup("the server's capacity", (*_CAPACITY, *rank_flags.RANKS, table.THREADS)),
         table.DECODING,
         table.CHECKS,
         FlagGroup("router", router_flags.ROUTER_LIMITS),
@@ -148,7 +150,7 @@ PREFILL = Command(
             ),
         ),
         table.MODEL_FLAGS,
-        FlagGroup("capacity", (*table.CAPACITY, table.THREADS, table.NICE)),
+        FlagGroup("capacity", (*_CAPACITY, table.THREADS, table.NICE)),
         FlagGroup("hosts", rank_flags.NODES),
         table.DECODING,
         FlagGroup("handoff", (table.LEASE_TTL, table.VERIFY_HANDOFFS)),
@@ -179,7 +181,7 @@ DECODE = Command(
             ),
         ),
         table.MODEL_FLAGS,
-        FlagGroup("capacity", (*table.CAPACITY, table.THREADS, table.NICE)),
+        FlagGroup("capacity", (*_CAPACITY, table.THREADS, table.NICE)),
         FlagGroup("hosts", rank_flags.NODES),
         FlagGroup("ranks", (*rank_flags.RANKS, *rank_flags.RANK_PLACE)),
         table.DECODING,
@@ -232,6 +234,7 @@ PLAN = Command(
     (
         FlagGroup("model", (table.MODEL, table.DTYPE, table.WEIGHT_DTYPE, table.MAX_MODEL_LEN)),
         table.PLAN_FLAGS,
+        FlagGroup("host memory", (HOST_CACHE_SIZE,)),
         table.PLAN_SPEED,
         FlagGroup("output", (table.JSON,)),
         table.LOGS,

@@ -40,6 +40,19 @@ def positive(unit: str) -> Callable[[str], float]:
     return parse
 
 
+def gibibytes(text: str) -> float:
+    """Returns a number of GiB: ``8``, ``8G`` and ``8GiB`` are equal, and ``512M`` is a half."""
+    parts = re.fullmatch(r"(.+?)(?:([GM])(?:iB)?)?", text)
+    number, unit = parts.groups() if parts else ("", None)
+    try:
+        size = float(number)
+    except ValueError:
+        size = -1.0
+    if not 0 <= size < math.inf:
+        raise ValueError("expected a number of GiB of at least 0, such as 8, 8G or 512M")
+    return size / 1024 if unit == "M" else size
+
+
 def zero_or_more(unit: str) -> Callable[[str], float]:
     """Returns a parser of a finite number of at least zero, in ``unit``."""
 

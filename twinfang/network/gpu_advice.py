@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator
 from twinfang.network.ucx_advice import Advice, allows
 from twinfang.network.ucx_transport import HostFacts, Transport
 
+READS_BY_IPC = "UCX_CUDA_IPC_ENABLE_GET_ZCOPY"
+
 
 def advise_gpus(transport: Transport, here: HostFacts, there: HostFacts) -> Iterable[Advice]:
     """Yields all advice for a read from GPU memory into GPU memory, the most important first."""
@@ -28,9 +30,9 @@ def _without_cuda_ipc(transport: Transport, here: HostFacts, there: HostFacts) -
     if not hindrances:
         yield Advice(
             False,
-            f"{text}; UCX leaves it out for reads between GPUs without NVLink",
-            "set UCX_CUDA_IPC_ENABLE_GET_ZCOPY=y on both sides and run this again; with UCX_LOG_LEVEL=debug "
-            "a server's log says why UCX can't use it",
+            text,
+            "look for cuda_ipc in the log of a server that was started with UCX_LOG_LEVEL=debug: it says why "
+            "UCX can't use it",
         )
 
 
@@ -40,6 +42,11 @@ def _hindrances(here: HostFacts, there: HostFacts) -> Iterator[tuple[str, str]]:
         tls = host.variable("UCX_TLS")
         if not allows(tls, "cuda_ipc"):
             yield f"UCX_TLS={tls} on {host.hostname} leaves it out", "add cuda to UCX_TLS, or unset it"
+        if (reads := host.variable(READS_BY_IPC)) not in (None, "on", "y", "yes", "1"):
+            yield (
+                f"{READS_BY_IPC}={reads} on {host.hostname} leaves it out between GPUs without NVLink",
+                "unset it: servers then set it to on",
+            )
     if here.pid_namespace != there.pid_namespace:
         yield (
             "the processes are in different PID namespaces",

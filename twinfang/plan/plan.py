@@ -22,6 +22,7 @@ from engine.checkpoint.weights import weight_paths
 from engine.config import DEFAULT_CPU_CACHE_BYTES, GPU_CACHE_FRACTION, EngineConfig, gpu_cache_bytes
 from engine.cost.step_memory import StepMemory
 from engine.cost.weight_size import weight_bytes
+from engine.memory.host_tier import HostMemory
 from engine.models import read_config
 from engine.schedule.capacity import CapacityPlan, Demand, size_text
 from twinfang.plan.speed import SpeedPlan, SpeedQuestion
@@ -48,6 +49,8 @@ class Memory:
     """Whether the budget is the default share of the GPU memory that the weights leave free."""
     steps: StepMemory
     """What a GPU's steps need beside weights and pools."""
+    host_cache: HostMemory
+    """Host memory for cached prompts."""
 
     def setting_for(self, num_bytes: int) -> str:
         """Returns the setting that gives a cache budget of at least ``num_bytes``."""
@@ -118,9 +121,11 @@ def _memory(config: EngineConfig, model: ModelConfig, demand: Demand, gpu_bytes:
         budget = gpu_cache_bytes(gpu_bytes - weights, steps.total) if given is None else given
     is_share = given is None and gpu_bytes is not None
     quantization = None if model.quantization is None else model.quantization.method
-    return Memory(
-        weights, mtp, quantization, _bytes_on_disk(config.model_dir), gpu_bytes, budget, is_share, steps
+    on_disk = _bytes_on_disk(config.model_dir)
+    host_cache = HostMemory.within(
+        config.host_cache_bytes, block_bytes=demand.block_bytes, slot_bytes=demand.slot_bytes
     )
+    return Memory(weights, mtp, quantization, on_disk, gpu_bytes, budget, is_share, steps, host_cache)
 
 
 def _bytes_on_disk(model_dir: Path) -> int | None:
@@ -159,6 +164,7 @@ def _figures(
             "cache_budget_bytes": memory.cache_budget,
             "other_bytes": None if memory.gpu is None else memory.left,
             "steps_bytes": None if memory.gpu is None else memory.steps.total,
+            "host_cache_bytes": memory.host_cache.num_bytes,
         },
         "slot_bytes": demand.slot_bytes,
         "token_bytes": demand.token_bytes,
@@ -225,12 +231,22 @@ def _memory_rows(memory: Memory) -> Iterable[Row]:
     if memory.gpu is None:
         yield "weights", source, size_text(memory.weights)
         yield "cache budget", "on a CPU, beside the weights", size_text(memory.cache_budget)
+        yield from _host_rows(memory.host_cache)
         return
     yield "GPU", "", size_text(memory.gpu)
     yield "weights", source, size_text(memory.weights)
     how = f"at most {GPU_CACHE_FRACTION:.0%} of the rest" if memory.is_share else "--cache-memory"
     yield "cache budget", how, size_text(memory.cache_budget)
     yield "left for steps", f"they need {size_text(memory.steps.total)}", size_text(memory.left)
+    yield from _host_rows(memory.host_cache)
+
+
+def _host_rows(host: HostMemory) -> Iterable[Row]:
+    if host.num_pages:
+        yield "host memory", "--host-cache-size, beside all of the above", size_text(host.num_bytes)
+        holds = [f"{host.num_pages // host.state_pages} states"] if host.state_pages else []
+        holds += [f"{host.num_pages} blocks"] if host.has_kv else []
+        yield "it holds", "or a mixture", " or ".join(holds)
 
 
 def _unit_rows(demand: Demand, model: ModelConfig) -> Iterable[Row]:

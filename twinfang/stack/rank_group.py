@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from twinfang.flags import table, tls
 from twinfang.flags.flag import as_arguments
+from twinfang.flags.host_cache import HOST_CACHE_SIZE
 from twinfang.flags.tls import identity_files
 from twinfang.stack.child import Child, ChildSpec
 from twinfang.stack.ports import LOOPBACK, free_ports
@@ -39,6 +40,7 @@ _ANY_ADDRESS = {"0.0.0.0": LOOPBACK, "::": "::1"}
 _FLAGS = (
     *table.MODEL_FLAGS.flags,
     *table.CAPACITY,
+    HOST_CACHE_SIZE,
     *table.DECODING.flags,
     *table.CHECKS.flags,
     *table.TRACES.flags,

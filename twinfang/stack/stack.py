@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from twinfang.flags import host_cache, table
 from twinfang.flags import ranks as rank_flags
 from twinfang.flags import router as router_flags
-from twinfang.flags import table
 from twinfang.flags import tls as tls_flags
 from twinfang.flags.flag import Flag, as_arguments
 from twinfang.own_authority import OwnAuthority
@@ -35,9 +35,9 @@ waiting prompts. At 10, decode gets only a tenth of the cores while prompts are 
 
 _ENGINE_FLAGS = (*table.MODEL_FLAGS.flags, *table.CAPACITY, *table.DECODING.flags, *table.CHECKS.flags)
 _ROLE_FLAGS = {
-    "prefill": (table.LEASE_TTL, table.VERIFY_HANDOFFS),
+    "prefill": (host_cache.HOST_CACHE_SIZE, table.LEASE_TTL, table.VERIFY_HANDOFFS),
     "decode": (table.TRANSFER_DEADLINE, table.LOCAL_PREFILL, table.VERIFY_HANDOFFS),
-    "both": (),
+    "both": (host_cache.HOST_CACHE_SIZE,),
 }
 UCX_ON_LOOPBACK = {
     # UCX would listen on all interfaces too, and its parser is not made for strangers.
@@ -253,6 +253,7 @@ def _router(
     )
 
 
-_FLAGS = [flag for flags in (table, rank_flags, router_flags, tls_flags) for flag in vars(flags).values()]
+_MODULES = (table, host_cache, rank_flags, router_flags, tls_flags)
+_FLAGS = [flag for flags in _MODULES for flag in vars(flags).values()]
 _VARIABLES = frozenset(flag.variable for flag in _FLAGS if isinstance(flag, Flag))
 """Environment variables that set a flag of a stack's process."""

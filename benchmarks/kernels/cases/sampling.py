@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from types import SimpleNamespace
 
 import torch
@@ -54,11 +55,12 @@ def sample(model: Model, kind: str, rows: int, positions: int) -> Case:
             for value in (params.temperature, params.top_p)
         )
         top_k = torch.full((len(logits),), params.top_k or logits.shape[1], device=logits.device)
+        choose: Call = functools.partial(eager.sample, logits, temperature, top_k, top_p)
         if kind == "greedy":
-            return lambda: logits.argmax(dim=-1)
-        if kind == "random":
-            return lambda: eager.sample_any(logits, temperature)
-        return lambda: eager.sample(logits, temperature, top_k, top_p)
+            choose = functools.partial(logits.argmax, dim=-1)
+        elif kind == "random":
+            choose = functools.partial(eager.sample_any, logits, temperature)
+        return lambda: (choose(), logits.isfinite().all(dim=-1))
 
     return Case(
         f"sample, {kind}",

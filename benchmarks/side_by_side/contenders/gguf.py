@@ -32,6 +32,8 @@ def converter_config(config: dict[str, Any]) -> dict[str, Any]:
     return kept | {"hybrid_override_pattern": pattern, "num_hidden_layers": len(pattern)}
 
 
+MTP = "mtp."
+"""Beginning of the names of weights that the converter does not know."""
 OUT_TYPES = {"float32": "f32", "bfloat16": "bf16"}
 
 
@@ -58,6 +60,8 @@ def main() -> None:
     content = json.loads((model / "config.json").read_text(encoding="utf-8"))
     # its own way, through transformers, adds the defaults of fields that are left out, among them experts
     base.ModelBase.load_hparams = staticmethod(lambda *_, **__: converter_config(content))
+    tensors = base.ModelBase.get_tensors
+    base.ModelBase.get_tensors = lambda self: (one for one in tensors(self) if not one[0].startswith(MTP))
     sys.argv = ["convert_hf_to_gguf.py", str(model), "--outtype", out_type, "--outfile", str(file)]
     runpy.run_path(str(llama_cpp / sys.argv[0]), run_name="__main__")
 

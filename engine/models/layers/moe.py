@@ -25,7 +25,7 @@ from engine.models.layers.linear import Linear, StoredWeights, silu_gated
 from engine.models.layers.mlp import Mlp
 from engine.parallel.tensor_parallel import TensorParallel
 from kernels.linear.quantized_weight import QuantizedWeight
-from kernels.moe.expert_linear import expert_linear
+from kernels.moe.expert_linear import are_few_rows, expert_linear
 from kernels.moe.moe_combine import moe_combine
 from kernels.moe.moe_route import Routing, moe_route
 from kernels.moe.moe_sort import moe_sort
@@ -251,6 +251,8 @@ class StackedExperts:
             return quantized_experts(rows, weights, ends, batch_invariant=self.batch_invariant)
         if weights.is_cuda and (self.batch_invariant or not _has_grouped_mm(weights)):
             return expert_linear(rows, weights, ends)
+        if weights.is_cuda and are_few_rows(rows, weights):
+            return expert_linear(rows, weights, ends, few_rows=True)
         return F.grouped_mm(rows, weights.transpose(1, 2), offs=ends)
 
 

@@ -22,10 +22,10 @@ from testing.fleets.moving import (
     is_drained,
     num_retries,
     stream,
-    total,
     until_begun,
     until_both_serve,
 )
+from testing.fleets.router_view import total
 from testing.fleets.stack import running_router, slowed_stack
 
 NUM_TOKENS = 100
@@ -75,6 +75,31 @@ def test_answers_go_on_at_another_server_when_theirs(stack, kind, signum):
         assert num_retries(stack.url) == retries, "states were handed over; nothing was computed twice"
     else:
         assert num_retries(stack.url) > retries
+    stack.wait_until(lambda: stack.has_restarted("decode-0", pid), "the supervisor has restarted the server")
+    stack.wait_until(stack.is_idle, "nothing is left of the requests")
+
+
+@pytest.mark.exhaustive
+def test_answers_of_a_server_that_stops_wait_for_one_that_is_only_late(stack):
+    """The only other server says nothing for some seconds, as on a machine that is too busy to run it."""
+    asked = [body | {"max_tokens": 400} for body in bodies("greedy")]
+    until_both_serve(stack)
+    expected = [stream(stack.url, body) for body in asked]
+    begun = threading.Semaphore(0)
+    with ThreadPoolExecutor(NUM_REQUESTS) as pool:
+        with stack.slow_steps():
+            answers = [pool.submit(stream, stack.url, body, begun) for body in asked]
+            until_begun(begun)
+            stack.kill("decode-1", signal.SIGSTOP)
+            try:
+                stack.wait_until(
+                    lambda: total(stack.url, "twinfang_servers_connected") == 2, "the router misses decode-1"
+                )
+                pid = stack.kill("decode-0", signal.SIGTERM)
+                stack.wait_until(lambda: total(stack.url, "twinfang_choices_held") > 0, "answers wait")
+            finally:
+                stack.kill("decode-1", signal.SIGCONT)
+        assert [answer.result(timeout=TIMEOUT_S) for answer in answers] == expected
     stack.wait_until(lambda: stack.has_restarted("decode-0", pid), "the supervisor has restarted the server")
     stack.wait_until(stack.is_idle, "nothing is left of the requests")
 

@@ -2,6 +2,7 @@
 transferred."""
 
 import random
+import re
 
 import httpx
 import pytest
@@ -139,3 +140,26 @@ async def test_24_requests_through_a_decode_server_with_room_for_six(stacks):
     assert [a.token_ids for a in answers] == [e.token_ids for e in expected]
     small.wait_until(small.is_idle, "nothing is left behind")
     assert small.stats()["decode-0"].preemptions > 0
+
+
+@pytest.mark.exhaustive
+def test_turns_of_more_conversations_than_the_device_has_room_for_are_found_in_host_memory(stacks):
+    """They are found as if the device had room for all of them, and the answers are those of no cache."""
+    choose = random.Random(4)
+    prompts = [[choose.randrange(5, 900) for _ in range(200)] for _ in range(8)]
+    bodies = [greedy_body([*prompt, *more], 8) for more in ([], [7, 8, 9]) for prompt in prompts]
+    plain = stacks("up", *FLAGS, "--cache-mode", "none")
+    expected = [usage(plain, body)[1] for body in bodies]
+    small = ("--max-num-seqs", "2", "--max-model-len", "256", "--cached-states", "2")
+    stack = stacks("up", *small, "--cache-memory", "0.004", "--host-cache-size", "64M")
+    found = [usage(stack, body) for body in bodies]
+    assert [tokens for _, tokens in found] == expected
+    assert [cached for cached, _ in found[8:]] == [192] * 8
+    page = stack.metrics("prefill-0")
+    moved = {
+        name: float(re.search(rf"^twinfang_host_cache_{name} (\S+)$", page, re.MULTILINE)[1])
+        for name in ("promoted_prefixes_total", "promoted_tokens_total", "used_bytes", "size_bytes")
+    }
+    assert moved["promoted_prefixes_total"] >= 6
+    assert moved["promoted_tokens_total"] == 192 * moved["promoted_prefixes_total"]
+    assert 0 < moved["used_bytes"] < moved["size_bytes"] <= 64 << 20

@@ -40,6 +40,8 @@ def test_no_step_waits_for_the_device(simulated):
     assert simulated.gpu.waits == {}
     if simulated.setting is SETTINGS["crowded"]:
         assert simulated.engine.scheduler.num_preemptions > 0
+    if simulated.setting is SETTINGS["host memory"]:
+        assert simulated.engine.measures.host_cache.promoted > 0
 
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.exhaustive)])

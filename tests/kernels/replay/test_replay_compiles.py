@@ -34,7 +34,7 @@ POSITION = {"NUM_POSITIONS": POSITIONS}
 PLACES, STOCHASTIC = {"PLACES": 2 * POSITIONS}, {"STOCHASTIC": STATE == "*bf16"}
 SSM = {"HEADS_PER_GROUP": 16, "BLOCK_N": 128, **STOCHASTIC}
 DELTA = {"HEADS_PER_KEY_HEAD": 2, "BLOCK_K": 128, **STOCHASTIC}
-CONV, BIAS = {"NUM_TAPS": 4, "TAPS": 4}, {"HAS_BIAS": True}
+CONV, BIAS = {"NUM_TAPS": 4}, {"HAS_BIAS": True}
 FAMILIES = [
     (SSM, ssm, TYPES, [
         (selective_state_update._update_tiles_kernel, POSITION),
@@ -64,9 +64,7 @@ for constants, tiles, types, kernels in FAMILIES:
     blocks = {name: value for name, value in tiles.items() if name not in options}
     layouts = []
     for kernel, more in kernels:
-        compiled = compile_kernel(
-            kernel, {**constants, **blocks, **more}, types, **options, enable_fp_fusion=False
-        )
+        compiled = compile_kernel(kernel, {**constants, **blocks, **more}, types, **options)
         print("compiled", kernel.__name__, compiled.registers, compiled.stack_bytes)
         assert compiled.stack_bytes == 0
         layouts.append(layouts_of_sums(compiled.ttgir))

@@ -329,6 +329,37 @@ async def test_how_long_requests_wait_can_be_changed(make_stack):
 # --- servers that are frozen
 
 
+@pytest.mark.parametrize("late", ["frozen", "starting"])
+async def test_an_answer_that_moves_waits_for_a_server_that_is_only_late(make_stack, monkeypatch, late):
+    """A server gives its answers away while the only other one does not answer, as on a machine that is too
+    busy to run it, or is not up yet, as in a rollout that does not wait."""
+    stack = await make_stack(num_decode=2, has_health=True, hold_s=LONG)
+    pool, (stopping, other) = stack.services.pool, stack.decode
+    link = next(one for one in pool._decode if one.address == other.address)
+    if late == "frozen":
+        monkeypatch.setattr(connection, "DESCRIBE_TIMEOUT_S", SHORT)
+        other.freeze()
+    else:
+        await other.stop()
+        link._connection.last_info = None  # as if it had never been there
+    await until(lambda: link.info is None)
+    monkeypatch.setattr(connection, "DESCRIBE_TIMEOUT_S", TIMEOUT_S)
+    other.script = answering(6)
+    answer = await begin(stack)
+    await stopping.health.set("stopping")
+    await until(lambda: pool.num_connected()["decode"] == 0)
+    (first,) = stopping.submitted
+    stopping.send(RequestOutput(first.request_id, (), finish_reason="moved", ticket=first.ticket))
+    await until(lambda: state(stack) == (0, 1))
+    if late == "frozen":
+        other.thaw()
+    else:
+        await other.start()
+    assert tokens_of(await answer) == [50, 51, 52, 53, 54, 55]
+    (second,) = other.submitted
+    assert second.token_ids == (*first.token_ids, 50, 51)
+
+
 @pytest.mark.parametrize("role", ROLES)
 async def test_a_server_that_says_nothing_counts_as_absent_until_it_speaks(make_stack, monkeypatch, role):
     stack = await make_stack(hold_s=LONG)

@@ -1,8 +1,11 @@
 """The router follows what servers report in gRPC's standard health service."""
 
+import asyncio
+
 import pytest
 
 from testing.conditions import until
+from testing.fleets.router_view import uses_all_servers
 from testing.router.scripted_router import why_not_ready
 from testing.router.scripted_servers import hanging, saying
 
@@ -41,6 +44,17 @@ async def test_readyz_says_why_nobody_serves(stack):
     assert answer.status_code == 503
     assert "no decode server is ready" in answer.text
     assert "it says that it does not serve" in why_not_ready(stack)
+
+
+async def test_a_router_is_ready_with_one_server_of_each_role_and_tests_wait_for_all(stack):
+    """A test that stops the one before the other is there would wait in vain for answers to move."""
+    other = stack.decode[1]
+    await other.stop()
+    await until(lambda: stack.services.pool.num_connected()["decode"] == 1)
+    assert (await stack.client.get("/readyz")).status_code == 200
+    assert not await asyncio.to_thread(uses_all_servers, stack.url)
+    await other.start()
+    await until(lambda: asyncio.to_thread(uses_all_servers, stack.url))
 
 
 async def test_what_a_draining_server_has_already_ends_there(stack):

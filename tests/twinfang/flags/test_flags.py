@@ -15,7 +15,8 @@ from twinfang.commands.table import COMMANDS
 from twinfang.flags import router as router_flags
 from twinfang.flags import table
 from twinfang.flags.flag import Flag, FlagGroup, add_flags, as_arguments, resolve
-from twinfang.flags.values import address, integer, model_alias, model_source, positive
+from twinfang.flags.host_cache import HOST_CACHE_SIZE
+from twinfang.flags.values import address, gibibytes, integer, model_alias, model_source, positive
 from wire.errors import ConfigError
 
 SIZE = Flag("--size", "N", integer(1, 9), "a size", default=3)
@@ -49,6 +50,14 @@ def test_a_router_s_model_has_a_name_of_its_own_or_its_folder_s(tmp_path):
     for text in (f"={folder}", "chat=/nowhere", "/nowhere"):
         with pytest.raises(ValueError, match=r"expected|no such directory"):
             model_source(text)
+
+
+def test_a_size_is_a_number_of_gib_or_has_a_unit():
+    sizes = {"8": 8, "8G": 8, "8GiB": 8, "1.5": 1.5, "512M": 0.5, "0": 0, str(1e-05): 1e-05}
+    assert {text: gibibytes(text) for text in sizes} == sizes
+    for text in ("", "-1", "G", "8K", "8 GB", "inf", "nan"):
+        with pytest.raises(ValueError, match="such as 8, 8G or 512M"):
+            gibibytes(text)
 
 
 def test_an_alias_crosses_to_a_child():
@@ -133,6 +142,7 @@ def test_defaults_are_those_of_the_configuration_classes():
         (table.MAX_BATCH_TOKENS, "max_batch_tokens"),
         (table.BLOCK_SIZE, "block_size"),
         (table.CACHE_MEMORY, "cache_memory_bytes"),
+        (HOST_CACHE_SIZE, "host_cache_bytes"),
         (table.SPECULATIVE, "num_speculative"),
         (table.DRAFTER, "drafter"),
         (table.NGRAM_MIN, "ngram_min"),

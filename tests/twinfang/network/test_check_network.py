@@ -212,7 +212,12 @@ def test_gpus_of_one_host_over_cuda_ipc_need_nothing():
             BESIDE,
             ["problem", "a does not see the other side's GPU uuid-1", "CUDA_VISIBLE_DEVICES"],
         ),
-        (WITH_GPU, BESIDE, ["hint", "without NVLink", "UCX_CUDA_IPC_ENABLE_GET_ZCOPY=y"]),
+        (
+            with_(WITH_GPU, UCX_CUDA_IPC_ENABLE_GET_ZCOPY="auto"),
+            BESIDE,
+            ["problem", "UCX_CUDA_IPC_ENABLE_GET_ZCOPY=auto on a", "without NVLink", "unset it"],
+        ),
+        (WITH_GPU, BESIDE, ["hint", "UCX_LOG_LEVEL=debug"]),
     ],
 )
 def test_gpus_of_one_host_over_tcp_are_explained(here, there, parts):

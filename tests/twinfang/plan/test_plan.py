@@ -250,6 +250,20 @@ def test_cache_memory_is_the_budget_also_on_a_gpu(dense_8b: str):
     assert found["dtype"] == "bfloat16"
 
 
+def test_host_memory_for_cached_prompts_is_shown_beside_the_budget(dense_8b: str):
+    arguments = (dense_8b, "--gpu-memory", "80", "--role", "prefill", "--host-cache-size", "64G")
+    found = figures(*arguments)
+    memory = found["memory"]
+    assert memory["host_cache_bytes"] == 64 * GIB
+    assert memory["cache_budget_bytes"] == figures(*arguments[:-2])["memory"]["cache_budget_bytes"]
+    num_blocks = 64 * GIB // found["block_bytes"]
+    num_states = num_blocks // -(-found["slot_bytes"] // found["block_bytes"])
+    lines = [" ".join(line.split()) for line in plan(*arguments).stdout.splitlines()]
+    assert "host memory --host-cache-size, beside all of the above 64.00 GiB" in lines
+    assert f"it holds or a mixture {num_states} states or {num_blocks} blocks" in lines
+    assert "decode server" in plan(dense_8b, "--gpu-memory", "80", "--host-cache-size", "64").stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [

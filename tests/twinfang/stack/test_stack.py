@@ -66,3 +66,12 @@ def test_ucx_of_a_stack_without_gpus_listens_on_loopback_unless_told_otherwise()
 def test_a_store_of_an_unknown_kind_is_refused(store):
     with pytest.raises(ConfigError, match=r"--limit-store .*expected sqlite:FILE or redis://"):
         parsed(BY_NAME["router"], "--limit-store", store)
+
+
+@pytest.mark.parametrize(("name", "roles"), [("up", {"prefill": 1, "decode": 1}), ("serve", {"both": 1})])
+def test_host_memory_is_for_the_servers_that_run_prompts(name, roles):
+    values = parsed(BY_NAME[name], "--host-cache-size", "8G", "--port", "0")
+    for server in plan_stack(values, roles).servers:
+        told = parsed(BY_NAME[server.arguments[0]], *server.arguments[1:])
+        assert told.host_cache_size == (0 if server.name.startswith("decode") else 8)
+    assert child_environment({"TWINFANG_HOST_CACHE_SIZE": "8", "HOME": "/root"}, values) == {"HOME": "/root"}

@@ -1,0 +1,73 @@
+"""Pages of host memory with copies of blocks and states, and the copies themselves.
+
+On a GPU the pages are pinned and every copy is put into the device's queue, in the order of the plans: a
+demotion is copied before a later step writes to the memory that it leaves, and a promotion before the step
+that reads it. Nothing waits on the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+
+from engine.memory.async_copy import pinned_memory
+from engine.memory.caches import Caches
+from engine.memory.host_tier import HostCopy, HostMemory
+
+PIECE_BYTES = 32 << 20
+"""Blocks are gathered on the device in pieces of this size at most, which the steps' memory has room for."""
+
+
+class HostPages:
+    """One rank's pages. :class:`engine.memory.host_tier.HostTier` decides what they hold."""
+
+    def __init__(self, caches: Caches, memory: HostMemory) -> None:
+        self._caches = caches
+        self._page_bytes = memory.page_bytes
+        self._bytes = pinned_memory(memory.num_bytes, caches.device, "host_cache_bytes")
+
+    def save(self, demoted: Iterable[HostCopy]) -> None:
+        """Copies blocks and states out of the pools, before others are written there."""
+        for copy in demoted:
+            for block_ids, pages in self._pieces(copy):
+                blocks = self._caches.read_blocks(block_ids)
+                self._write(pages, blocks.view(-1).view(torch.uint8))
+            if copy.state_pages:
+                self._write(copy.state_pages, self._caches.state[copy.slot])
+
+    def restore(self, promoted: Iterable[HostCopy]) -> None:
+        """Copies blocks and states back into the pools, before a step reads them."""
+        for copy in promoted:
+            for block_ids, pages in self._pieces(copy):
+                num_bytes = len(block_ids) * self._page_bytes
+                blocks = torch.empty(num_bytes, dtype=torch.uint8, device=self._caches.device)
+                self._read(pages, blocks)
+                self._caches.write_blocks(block_ids, blocks)
+            if copy.state_pages:
+                self._read(copy.state_pages, self._caches.state[copy.slot])
+
+    def _pieces(self, copy: HostCopy) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
+        """Yields blocks and their pages, as many at a time as a piece holds."""
+        size = max(1, PIECE_BYTES // max(1, self._page_bytes))
+        for start in range(0, len(copy.block_ids), size):
+            yield copy.block_ids[start : start + size], copy.block_pages[start : start + size]
+
+    def _write(self, pages: Sequence[int], source: torch.Tensor) -> None:
+        for page_bytes, begin in self._runs(pages, len(source)):
+            page_bytes.copy_(source[begin : begin + len(page_bytes)], non_blocking=True)
+
+    def _read(self, pages: Sequence[int], target: torch.Tensor) -> None:
+        for page_bytes, begin in self._runs(pages, len(target)):
+            target[begin : begin + len(page_bytes)].copy_(page_bytes, non_blocking=True)
+
+    def _runs(self, pages: Sequence[int], num_bytes: int) -> Iterator[tuple[torch.Tensor, int]]:
+        """Yields each run of adjacent pages: its bytes, and where they begin among ``num_bytes`` bytes."""
+        size, first = self._page_bytes, 0
+        for index in range(1, len(pages) + 1):
+            if index < len(pages) and pages[index] == pages[index - 1] + 1:
+                continue
+            begin, place = first * size, (pages[first] - 1) * size  # page 0 is the null page
+            length = min(index * size, num_bytes) - begin
+            yield self._bytes[place : place + length], begin
+            first = index

@@ -1,0 +1,66 @@
+"""Blocks and states come back from pages of host memory bit for bit."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from engine.config import EngineConfig
+from engine.memory.caches import Caches
+from engine.memory.host_tier import HostCopy, HostMemory
+from engine.models import read_config
+from engine.schedule.host_pages import HostPages
+from wire.errors import CapacityError
+
+BLOCK = 4
+
+
+def make(bundled_model, *, num_pages=40, **changes):
+    spec = replace(EngineConfig(bundled_model, "both").demand(read_config(bundled_model)).spec, **changes)
+    caches = Caches(spec, num_blocks=9, num_slots=5, block_size=BLOCK, device="cpu")
+    caches.kv_words.random_(-128, 128)
+    caches.state.random_(0, 256)
+    page_bytes = spec.block_bytes(BLOCK) or spec.slot_bytes
+    memory = HostMemory.within(
+        num_pages * page_bytes, block_bytes=spec.block_bytes(BLOCK), slot_bytes=spec.slot_bytes
+    )
+    return caches, HostPages(caches, memory), memory
+
+
+@pytest.mark.parametrize("changes", [{}, {"kv_dtype": torch.float8_e4m3fn}, {"ssm_dtype": torch.bfloat16}])
+@pytest.mark.parametrize("is_scattered", [False, True])
+def test_what_was_demoted_is_promoted_to_other_blocks_and_another_slot(bundled_model, changes, is_scattered):
+    caches, pages, memory = make(bundled_model, num_pages=400, **changes)
+    free = list(range(1, memory.num_pages + 1))
+    if is_scattered:
+        free = free[::-2] + free[-2::-2]
+    block_pages, state_pages = tuple(free[:3]), tuple(free[3 : 3 + memory.state_pages])
+    kv, state = caches.kv_words.clone(), caches.state.clone()
+    pages.save([HostCopy((2, 7, 3), block_pages, 4, state_pages)])
+    caches.kv_words.fill_(0)
+    caches.state.fill_(0)
+    pages.restore([HostCopy((5, 6), block_pages[1:], 1, state_pages)])
+    assert torch.equal(caches.kv_words[[5, 6]], kv[[7, 3]])
+    assert torch.equal(caches.state[1], state[4])
+    assert not caches.kv_words[[0, 1, 2, 3, 4, 7, 8]].any()
+    assert not caches.state[[0, 2, 3, 4]].any()
+
+
+@pytest.mark.parametrize("absent", ["attn_layers", "mamba_layers"])
+def test_a_model_with_one_part_has_pages_of_that_part(bundled_model, absent):
+    caches, pages, memory = make(bundled_model, **{absent: 0})
+    kv, state = caches.kv_words.clone(), caches.state.clone()
+    copy = HostCopy((), (), 2, (3,)) if absent == "attn_layers" else HostCopy((2, 3), (5, 1))
+    assert len(copy.state_pages) == memory.state_pages
+    pages.save([copy])
+    caches.kv_words.fill_(0)
+    caches.state.fill_(0)
+    pages.restore([copy])
+    assert torch.equal(caches.kv_words[[2, 3]], kv[[2, 3]])
+    assert torch.equal(caches.state[2], state[2])
+
+
+def test_a_host_that_has_not_so_much_memory_is_told_so(bundled_model):
+    caches, _, memory = make(bundled_model)
+    with pytest.raises(CapacityError, match=r"`host_cache_bytes` .* can't give so much memory; lower it"):
+        HostPages(caches, replace(memory, num_pages=1 << 50))
