@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 from benchmarks.scale.attention_alone import with_attention_alone
 from engine.checkpoint.model_config import ModelConfig
-from engine.config import EngineConfig, gpu_cache_bytes
+from engine.config import EngineConfig
+from engine.cost.step_memory import gpu_cache_bytes
 from engine.cost.goodput import ServerLimits
 from engine.cost.gpu import GpuSpeed, gpu_costs
 from engine.cost.step_cost import StepCosts

@@ -150,8 +150,7 @@ CACHED_STATES = Flag(
 
 SPECULATIVE = Flag(
     *("--speculative", "K", integer(0, 15)),
-    "tokens drafted per step; each needs its own state. The same on all servers: the KV of MTP layers "
-    "comes from the prefill server",
+    "tokens drafted per step. The same on all servers: the KV of MTP layers comes from the prefill server",
     default=0,
     setting="num_speculative",
 )
@@ -166,6 +165,12 @@ NGRAM_MIN = Flag(
 )
 NGRAM_MAX = Flag(
     *("--ngram-max", "TOKENS", _at_least_one, "most tokens that drafter ngram looks for"), default=4
+)
+SPECULATIVE_STATE = Flag(
+    *("--speculative-state", "auto|slots|replay", one_of("auto", "slots", "replay")),
+    "where rows with drafts keep recurrent states; slots: one after every position; replay: one, and the inputs "
+    "of the last step, which the next one repeats; auto: replay on a GPU where it moves far fewer bytes",
+    default="auto",
 )
 STEPS_AHEAD = Flag(
     *("--steps-ahead", "0|1", integer(0, 1), "steps launched before the last step's tokens are read back"),
@@ -436,7 +441,7 @@ CAPACITY = (
     STATE_BLOCK_SIZE,
     CACHED_STATES,
 )
-SPECULATION = (SPECULATIVE, DRAFTER, NGRAM_MIN, NGRAM_MAX)
+SPECULATION = (SPECULATIVE, DRAFTER, NGRAM_MIN, NGRAM_MAX, SPECULATIVE_STATE)
 DECODING = FlagGroup("decoding", (*SPECULATION, STEPS_AHEAD))
 LOGS = FlagGroup("logs", (LOG_LEVEL, NAME))
 

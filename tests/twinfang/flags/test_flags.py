@@ -147,6 +147,7 @@ def test_defaults_are_those_of_the_configuration_classes():
         (table.DRAFTER, "drafter"),
         (table.NGRAM_MIN, "ngram_min"),
         (table.NGRAM_MAX, "ngram_max"),
+        (table.SPECULATIVE_STATE, "speculative_state"),
         (table.STEPS_AHEAD, "steps_ahead"),
         (table.STEP_DEADLINE, "step_deadline_s"),
         (table.HANG_DEADLINE, "hang_deadline_s"),

@@ -1,0 +1,236 @@
+"""Decode rows that replay give the bits of rows with a slot for every position, whoever reads their states."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from engine.engine import Engine
+from engine.request import Request
+from testing.checkpoints.families import make_family_checkpoint
+from testing.engines.agreement import all_at_once, answers_of, handed_over, one_by_one, tokens_of
+from testing.engines.agreement import request as scored_request
+from testing.engines.handing_over import assert_all_free, copy, make_engine, prompts
+from testing.engines.speculating import (
+    Answer,
+    assert_nothing_is_owned,
+    gained_counts,
+    greedy_asks,
+    sampled_asks,
+    scripted,
+    serve,
+    short_asks,
+    texts_of,
+)
+from testing.engines.speculating import make_engine as make_drafting
+from wire.messages.handoff import Ticket
+from wire.messages.sampling_params import SamplingParams
+
+K = 3
+SMALL = {"block_size": 4, "max_model_len": 160, "max_num_seqs": 6, "max_batch_tokens": 40}
+REPLAY = {"speculative_state": "replay", "sanitize": False}
+SLOTS = {"speculative_state": "slots", "sanitize": False}
+exhaustive = pytest.mark.exhaustive
+
+
+@pytest.fixture(scope="module")
+def models(models, tmp_path_factory):
+    return {**models, "delta": make_family_checkpoint(tmp_path_factory.mktemp("delta"), "qwen3_next")}
+
+
+def bits(answers: list[Answer]) -> list[object]:
+    return [(one.said, one.logprobs, one.prompt_logprobs) for one in answers]
+
+
+def all_kinds(seed: int):
+    """Return requests with long answers, and requests that are sampled in all ways, with log-probabilities."""
+    return [*sampled_asks(11, seed), *short_asks(5, seed)]
+
+
+@contextmanager
+def short_of_blocks(engine: Engine, num_blocks: int = 40) -> Iterator[None]:
+    """Leave room for one sequence of full length, so that requests are preempted."""
+    blocks = engine.scheduler.owned.blocks
+    taken = blocks.allocate(blocks.num_free - num_blocks)
+    yield
+    blocks.free(taken)
+
+
+GRID = [
+    ("dense", "none", "mtp", 1),
+    ("delta", "all", "ngram", 1),
+    *(
+        pytest.param(model, mode, drafter, ahead, marks=exhaustive)
+        for model, drafter in [("bundled", "ngram"), ("dense", "mtp"), ("moe", "mtp"), ("delta", "ngram")]
+        for mode in ("none", "align", "all")
+        for ahead in (0, 1)
+    ),
+]
+
+
+@pytest.mark.parametrize(("model", "mode", "drafter", "ahead"), GRID)
+def test_replays_have_the_bits_of_slots_and_the_tokens_of_no_drafts(models, engines, model, mode, drafter, ahead):
+    """Cold and from cached prefixes, in chunks and mixed batches, preempted and resumed."""
+    asks = all_kinds(seed=6)
+    expected = engines.plain(models[model], asks)
+    settings = mode, K, drafter, ahead
+    slots, replay = (make_drafting(models[model], *settings, **SMALL, **form) for form in (SLOTS, REPLAY))
+    assert replay.capacity.num_slots < slots.capacity.num_slots
+    with short_of_blocks(slots), short_of_blocks(replay):
+        for _ in range(2):
+            found, theirs = (serve(engine, asks, per_step=2) for engine in (replay, slots))
+            assert [one.said for one in found] == [one.said for one in expected]
+            assert [one.said for one in found] == [one.said for one in theirs]
+            if mode == "none":  # else their prompts may start from other cached states
+                assert bits(found) == bits(theirs)
+        assert replay.scheduler.num_preemptions > 0
+    assert_nothing_is_owned(replay)
+
+
+@pytest.mark.parametrize("style", ["mixed", *(pytest.param(one, marks=exhaustive) for one in ("right", "wrong"))])
+@pytest.mark.parametrize("k", [2, *(pytest.param(k, marks=exhaustive) for k in (1, 5))])
+def test_any_number_of_drafts_may_be_accepted(models, engines, style, k):
+    """Boundaries of cached states are passed at every position of a row."""
+    asks = greedy_asks(8, seed=5, num_tokens=30)
+    expected = engines.plain(models["bundled"], asks)
+    engine = make_drafting(models["bundled"], "all", k, "ngram", 0, **{**SMALL, **REPLAY})
+    with scripted(engine, texts_of(asks, expected), style):
+        for _ in range(2):
+            assert [one.said for one in serve(engine, asks, 5)] == [one.said for one in expected]
+    counts = gained_counts(engine)
+    if style == "mixed":
+        assert all(counts), counts
+    assert_nothing_is_owned(engine)
+
+
+@pytest.mark.parametrize("mode", ["all", *(pytest.param(mode, marks=exhaustive) for mode in ("none", "align"))])
+@pytest.mark.parametrize("model", ["bundled", pytest.param("delta", marks=exhaustive)])
+def test_states_that_are_handed_over_give_the_same_tokens(models, model, mode):
+    settings = {"cache_mode": mode, "max_batch_tokens": 64, "max_num_seqs": 5}
+    alone = one_by_one(make_engine(models[model], "both", **settings), texts := prompts(4, seed=3))
+    settings |= {"num_speculative": K, "drafter": "ngram", **REPLAY}
+    source, sink = (make_engine(models[model], role, **settings) for role in ("prefill", "decode"))
+    assert (source.capacity.replays, sink.capacity.replays) == (False, True)
+    for _ in range(2):  # the second time from cached prefixes
+        assert tokens_of(handed_over(source, sink, texts)) == tokens_of(alone)
+    assert tokens_of(all_at_once(make_engine(models[model], "both", **settings), texts)) == tokens_of(alone)
+
+
+def move(source: Engine, sink: Engine, request: Request) -> Request:
+    """Let a decoding request move to another server, as a drain does, and copy its memory."""
+    source.move_all()
+    (kept,) = source.step().kept
+    assert kept is request
+    name, ids = f"{request.request_id}'", tuple(request.memory.block_ids)
+    ticket = Ticket(name, 0, 0, "h:1", "i", request.num_computed, ids, request.memory.state_slot, 1.0, None)
+    arriving = Request(
+        name, list(request.tokens), request.params, ticket=ticket, num_answered=request.num_output
+    )
+    sink.add(arriving)
+    while arriving not in sink.step().to_transfer:
+        pass
+    copy(source, sink, arriving)
+    source.release(request.request_id)
+    assert sink.transferred(arriving, error=None, settled=True) == []
+    return arriving
+
+
+@pytest.mark.parametrize("num_steps", [3, *(pytest.param(n, marks=exhaustive) for n in (1, 2, 4, 6, 9))])
+@pytest.mark.parametrize("mode", ["none", pytest.param("all", marks=exhaustive)])
+def test_answers_go_on_where_they_move_to(models, mode, num_steps):
+    """To a server that replays, and to one with a slot for every position."""
+    settings = {"cache_mode": mode, "max_num_seqs": 3, "num_speculative": K, "drafter": "ngram"}
+    first, second = (make_engine(models["bundled"], "both", **settings, **REPLAY) for _ in range(2))
+    third = make_engine(models["bundled"], "both", **settings, **SLOTS)
+    params = SamplingParams(max_tokens=40, temperature=0)
+    prompt = [40 + i % 7 for i in range(31)]
+    whole = Request("whole", prompt, params)
+    third.add(whole)
+    answers_of_all(third)
+    moving = Request("moving", list(prompt), params)
+    first.add(moving)
+    steps(first, num_steps)
+    assert moving.num_output > 0
+    moving = move(first, second, moving)
+    steps(second, num_steps)
+    moving = move(second, third, moving)
+    answers_of_all(third)
+    assert moving.tokens == whole.tokens
+    for engine in (first, second):
+        assert_all_free(engine)
+
+
+def steps(engine: Engine, count: int) -> None:
+    for _ in range(count):
+        engine.step()
+
+
+def answers_of_all(engine: Engine) -> None:
+    while not engine.step().did_nothing:
+        pass
+
+
+@pytest.mark.parametrize(("mode", "budget"), [("none", 9), *(pytest.param(m, 14, marks=exhaustive) for m in ("none", "align", "all"))])
+def test_forks_start_from_a_complete_state(models, mode, budget):
+    """The step of the prompt's last token but one may be a decode row, whose token is pending."""
+    settings = {"cache_mode": mode, "block_size": 4, "max_num_seqs": 4}
+    plain = make_engine(models["bundled"], "both", **settings)
+    drafting = settings | {"max_batch_tokens": 4 * (1 + K) + budget, "num_speculative": K, "drafter": "ngram"}
+    engine = make_engine(models["bundled"], "both", **drafting, **REPLAY)
+    for length in range(18, 18 + budget):
+        prompt = [40 + i % 11 for i in range(length)]
+        params = SamplingParams(max_tokens=12, temperature=0.8)
+        alone = [Request(f"{length}.{i}", list(prompt), params, seed=i) for i in range(4)]
+        for one in alone:
+            plain.add(one)
+        answers_of_all(plain)
+        first, *others = [Request(f"{length}.{i}", list(prompt), params, seed=i) for i in range(4)]
+        first.forks = list(others)
+        engine.add(first)
+        answers_of_all(engine)
+        assert [one.tokens for one in (first, *others)] == [one.tokens for one in alone]
+
+
+@pytest.mark.parametrize("mode", ["all", *(pytest.param(mode, marks=exhaustive) for mode in ("none", "align"))])
+def test_chunks_follow_decode_rows_of_the_same_prompt(models, mode):
+    """With little room beside a decoding row, a prompt's chunks have one token now and then."""
+    settings = {"cache_mode": mode, "block_size": 4, "max_num_seqs": 3}
+    texts = prompts(5, seed=9, low=30, high=60)
+    alone = one_by_one(make_engine(models["bundled"], "both", **settings), texts)
+    tight = settings | {"max_batch_tokens": 3 * (1 + K), "num_speculative": K, "drafter": "ngram"}
+    engine = make_engine(models["bundled"], "both", **tight, **REPLAY)
+    kinds = set()
+    launch = engine._runner.launch
+
+    def noted(plan, shape):
+        for row in plan.rows:
+            if row.end < row.request.num_given:
+                kinds.add(row.is_decode)
+        return launch(plan, shape)
+
+    engine._runner.launch = noted
+    found = answers_of(engine, [scored_request(str(i), one) for i, one in enumerate(texts)])
+    assert tokens_of(found) == tokens_of(alone)
+    assert kinds == {True, False}
+
+
+def test_kept_inputs_are_counted(models):
+    """The bytes that the plan counts are those that the engine holds."""
+    for model in ("dense", "delta"):
+        engine = make_drafting(models[model], "none", K, "ngram", 0, **REPLAY)
+        held = 0
+        for layer in engine._runner._states.layers.kept:
+            tensors = [layer.conv, *vars(layer.scan).values()]
+            held += sum(one.nbytes for one in tensors if isinstance(one, torch.Tensor))
+        assert engine.capacity.kept_bytes == held
+        assert engine.capacity.num_bytes == held + engine.caches.kv.nbytes + engine.caches.state.nbytes
+
+
+def test_nothing_is_kept_without_drafts_or_with_slots(models):
+    for k, form in ((0, {"sanitize": False}), (K, SLOTS), (K, {"sanitize": False})):
+        engine = make_drafting(models["dense"], "none", k, "ngram" if k else None, 0, **form)
+        assert engine.capacity.kept_bytes == 0
+        assert engine._runner._states.layers.kept == []
