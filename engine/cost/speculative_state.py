@@ -28,11 +28,12 @@ SpeculativeState = Literal["auto", "slots", "replay"]
 
 MOST_OF_SLOTS = 0.35
 """``auto`` replays where this moves at most this part of the bytes that slots move, if all drafts are
-accepted. With float32 states that takes four drafts or more. A replay also computes up to T tokens again, and
-no GPU has measured it in a step yet: three drafts, which move 0.41 of the bytes, keep their slots until then."""
+accepted. With float32 states that takes four drafts or more. A replay also computes up to T tokens again,
+and no GPU has measured it in a step yet: three drafts, which move 0.41 of the bytes, keep their slots until
+then."""
 FEWEST_ROWS = 8
-"""``auto`` replays on servers of at least so many rows. With 8 rows, states take 18 % of a measured step; with
-one row 4 %."""
+"""``auto`` replays on servers of at least so many rows. With 8 rows, states take 18 % of a measured step;
+with one row 4 %."""
 
 
 @dataclass(frozen=True)
@@ -109,8 +110,8 @@ def check_speculative_state(settings: StateSettings) -> None:
         )
     if settings.tensor_parallel > 1:
         raise ConfigError(
-            f"`speculative_state` replay and `tensor_parallel` {settings.tensor_parallel} exclude each other: "
-            "ranks would not wait for each other before another server reads a state; choose slots"
+            f"`speculative_state` replay and `tensor_parallel` {settings.tensor_parallel} exclude each "
+            "other: ranks would not wait for each other before another server reads a state; choose slots"
         )
     if settings.sanitize:
         raise ConfigError(
@@ -122,8 +123,8 @@ def check_speculative_state(settings: StateSettings) -> None:
 def kept_token_bytes(settings: StateSettings, model: ModelConfig, device_type: str) -> int:
     """Return the bytes that decode rows keep of a token to replay it, in all layers; 0: they have slots.
 
-    ``model`` has the sizes of one rank. Raises :class:`ConfigError` if replays are asked for and the model has
-    no recurrent layers.
+    ``model`` has the sizes of one rank. Raises :class:`ConfigError` if replays are asked for and the model
+    has no recurrent layers.
     """
     sizes = StateBytes.of(model, device_type)
     if sizes is None and settings.speculative_state == "replay":

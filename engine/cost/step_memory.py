@@ -30,8 +30,8 @@ Filters and draws hold nothing."""
 LIBRARIES_BYTES = 512 << 20
 """Assumed; nothing has measured it yet."""
 GPU_CACHE_FRACTION = 0.85
-"""The pools' greatest share of the GPU memory that is free once the weights are loaded. Steps get the rest, and
-more if they need more."""
+"""The pools' greatest share of the GPU memory that is free once the weights are loaded. Steps get the rest,
+and more if they need more."""
 _TOKEN_TABLE_BYTES = 9
 """A token's count (int32), bias (float32) and whether the prompt has it (bool)."""
 _FLOAT = 4

@@ -31,8 +31,8 @@ class DecodeRows:
     """``[R, T]`` slot that receives the state after each position; 0 if this state is not written."""
     max_seq_len: int
     pending: PendingRows | None = None
-    """Given if rows replay: then the state before position 0 lacks the pending tokens, and ``write_slots`` are
-    not used."""
+    """Given if rows replay: then the state before position 0 lacks the pending tokens, and ``write_slots``
+    are not used."""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ change. So the error names what is missing, and which settings with which values
 | slots | are |
 |---|---|
 | null | index 0, which padding points at |
-| running | ``1 + k`` for every sequence: each of the k drafts of a step keeps a state; 1 where steps *replay* |
+| running | ``1 + k`` for every sequence: each of the k drafts of a step keeps a state; 1 if rows *replay* |
 | leased | on a prefill server: one more for each sequence, whose state a decode server is to read |
 | cached | states that only the prefix cache holds |
 | read | the number by which sequences exceed cached slots, so that each sequence can read a cached state |

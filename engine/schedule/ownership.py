@@ -275,7 +275,7 @@ class Ownership:
     def _put(self, request: Request, boundary: StateBoundary, *, next_read: bool) -> None:
         """Gives the cache a state that a step wrote, unless the cache has a state there already.
 
-        ``next_read``: the next step reads the state, no matter whether the cache or the request owns the slot.
+        ``next_read``: the next step reads the state, no matter whether cache or request owns the slot.
         """
         memory = request.memory
         if boundary is memory.boundary:

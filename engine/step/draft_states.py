@@ -1,17 +1,18 @@
-"""Where decode rows keep the recurrent states after their drafts. Only the next step knows which of them counts.
+"""Where decode rows keep the recurrent states after their drafts. Only the next step knows which one counts.
 
-*Slots*: each of a row's T positions leaves its state in a slot of its own, and acceptance chooses one of them.
+*Slots*: each of a row's T positions leaves its state in a slot of its own, and acceptance chooses one.
 *Replay*: a row has one slot, in which the state is behind by the row's *pending* tokens, those that its last
-step gained. The layers keep these tokens' inputs (:mod:`kernels.replay.kept_inputs`), and the next step repeats
-them first. Answers have the same bits. ``pending`` and all else that changes from step to step is on the
-device, so steps may be launched before the last one was read back.
+step gained. The layers keep these tokens' inputs (:mod:`kernels.replay.kept_inputs`), and the next step
+repeats them first. Answers have the same bits. ``pending``, and all else that changes from step to step, is
+on the device, so steps may be launched before the last one was read back.
 
 Whoever reads a state in the pool needs it complete. In a replay that takes a *flush* first:
 
 | reader | state |
 |---|---|
-| preemption, fork, a server that takes the request over | flushed when the request leaves its row, or the fork is made |
-| prefix cache | after a step that may pass a boundary, the state at the boundary is flushed to the boundary's slot |
+| preemption, fork | flushed before its copy is made |
+| a server that takes the request over | flushed when the request leaves its row |
+| prefix cache | after a step that may pass a boundary, the state there is flushed to the boundary's slot |
 | a chunk after a decode row | flushed before the chunk |
 
 A decode row always starts from its own slot. If a prompt's newest state is in another one, a cached state's,
@@ -53,10 +54,10 @@ class DraftStates(Protocol):
         """Forget a row whose request has left."""
 
     def restless_rows(self, plan: StepPlan) -> list[PlannedRow] | None:
-        """Return :attr:`StepPlan.restless_rows` with the boundaries at which the step itself leaves states."""
+        """Return :attr:`StepPlan.restless_rows`, with the boundaries whose states the step itself stores."""
 
     def before(self, rows: Sequence[PlannedRow]) -> None:
-        """Bring states into the slots from which a step's rows start. ``rows`` are the plan's eventful rows."""
+        """Bring states into the slots from which a step's rows start. ``rows`` are its eventful rows."""
 
     def accepted(self, step: Step) -> None:
         """Note what the step gained. This is a part of the step, and captured with it."""

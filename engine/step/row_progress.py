@@ -11,7 +11,7 @@ the previous step was read back. What the host has written reaches the device be
 | num_drafts | ``[N + 1]`` | number of drafts; the tokens after them are dummies, which are always rejected |
 | num_computed | ``[N + 1]`` | number of tokens whose KV and state exist |
 | state_slot | ``[N + 1]`` | slot with the state after these tokens, chosen by the step that wrote the state |
-| pending | ``[N + 1]`` | number of these tokens that the state lacks; 0 unless rows replay (:mod:`engine.step.draft_states`) |
+| pending | ``[N + 1]`` | number of these tokens that the state lacks, if rows replay (draft_states.py) |
 | active | ``[N + 1]`` | 1, or 0 if the row has reached its end or has no request |
 | limit | ``[N + 1]`` | maximum number of tokens of prompt and answer together |
 | max_drafts | ``[N + 1]`` | k, or 0 for a request without speculation |

@@ -98,8 +98,8 @@ def reference_step(
 
 @triton_jit
 def advance_tile(S, k, v, decay, beta):
-    """Return the state's tile ``[BLOCK_V, BLOCK_K]`` after a token, whose k is normalized, in every form of the
-    decode step."""
+    """Return the state's tile ``[BLOCK_V, BLOCK_K]`` after a token, whose k is normalized, in every form of
+    the decode step."""
     S *= decay
     error = v - tl.sum(S * k[None, :], axis=1)
     return S + (beta * error)[:, None] * k[None, :]

@@ -62,9 +62,9 @@ def _past_input(
     state_row, kept, place_stride, live, first, count, k, DTYPE: tl.constexpr, NUM_TAPS: tl.constexpr,
     PLACES: tl.constexpr,
 ):  # fmt: skip
-    """Return the inputs ``[BLOCK_C]`` in column k of the state after ``count`` kept inputs, of which the first
-    has the index ``first``. ``state_row`` points to the slot's column 0, and ``kept`` to the row's place 0. A
-    kept input has the value that a pool of ``DTYPE`` would have stored."""
+    """Return the inputs ``[BLOCK_C]`` in column k of the state after ``count`` kept inputs, the first of them
+    with the index ``first``. ``state_row`` points to the slot's column 0, and ``kept`` to the row's place 0.
+    A kept input has the value that a pool of ``DTYPE`` would have stored."""
     newest = count - (NUM_TAPS - 1) + k  # negative: an input that the state had before
     old = tl.load(state_row + count + k, mask=live & (newest < 0), other=0.0)
     place = (first + newest) % PLACES

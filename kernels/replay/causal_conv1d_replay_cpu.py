@@ -1,8 +1,8 @@
-"""The replay form of the convolution on CPU: pending inputs move into the state, then the slots form's function
-runs without storing a state, then the new inputs are kept.
+"""The replay form of the convolution on CPU: pending inputs move into the state, then the slots form's
+function runs without storing a state, then the new inputs are kept.
 
-Arrays are flat, with explicit strides if they may be views of wider ones. The carried state is float32; states
-of another dtype are copied to float32 and back (kernels/ssm/staged_slots.py).
+Arrays are flat, with explicit strides if they may be views of wider ones. The carried state is float32;
+states of another dtype are copied to float32 and back (kernels/ssm/staged_slots.py).
 """
 
 from __future__ import annotations

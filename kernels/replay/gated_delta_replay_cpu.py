@@ -1,8 +1,8 @@
 """The replay form of the gated delta rule on CPU (``replay_heads``), which is its flush too.
 
 Half a vector's width of a head's rows advances by the row's pending tokens and is stored, then runs the
-positions in a buffer that stays in the first-level cache. Each token is computed by the functions of the slots
-form (kernels/gated_delta/gated_delta_update_cpu.py), so that the bits are the same.
+positions in a buffer that stays in the first-level cache. Each token is computed by the functions of the
+slots form (kernels/gated_delta/gated_delta_update_cpu.py), so that the bits are the same.
 
 Arrays are flat, with explicit strides if they may be views of wider ones; the last axis is contiguous.
 """
@@ -32,8 +32,8 @@ def replay_heads(
     q, q_strides, k, k_strides, v, v_strides, a, a_strides, b, b_strides, A, dt_bias, state, state_strides,
     read_slots, write_slots, seq_lens, rounding, scale, shape, kept, pending, y, begin, end,
 ):  # fmt: skip
-    """Advance states by pending tokens and store them, then run positions. Item ``r * Hv + h`` stands for value
-    head h of row r.
+    """Advance states by pending tokens and store them, then run positions. Item ``r * Hv + h`` stands for
+    value head h of row r.
 
     ``shape`` is T, Hk, Dk, Hv, Dv as in gated_delta_update.py; y is flat. Queries are normalized to the
     length ``scale``. ``kept`` is k, v and gates as in gated_delta_flush.py, each flat. ``pending`` is each

@@ -1,8 +1,8 @@
 """The replay form of the SSM recurrence on CPU (``replay_heads``), which is its flush too.
 
 A vector's width of rows of a head's state advances by the row's pending tokens and is stored, then runs the
-positions in a buffer that stays in the first-level cache. Each token is computed by the functions of the slots
-form (kernels/ssm/selective_state_update_cpu.py), so that the bits are the same.
+positions in a buffer that stays in the first-level cache. Each token is computed by the functions of the
+slots form (kernels/ssm/selective_state_update_cpu.py), so that the bits are the same.
 
 Arrays are flat, with explicit strides if they may be views of wider ones; the last axis is contiguous.
 """
@@ -109,8 +109,8 @@ def replay_heads(
     x, x_strides, dt, dt_strides, B, B_strides, C, C_strides, A, D, dt_bias, state, state_strides,
     read_slots, write_slots, seq_lens, rounding, dt_limit, shape, kept, pending, y, begin, end,
 ):  # fmt: skip
-    """Advance states by pending tokens and store them, then run positions. Item ``r * H + h`` stands for head h
-    of row r.
+    """Advance states by pending tokens and store them, then run positions. Item ``r * H + h`` stands for head
+    h of row r.
 
     ``shape`` is T, H, P, G, N as in selective_state_update.py; y is flat. ``kept`` is x, gates and B as in
     selective_state_flush.py, each flat. ``pending`` is each row's row in them, its number of pending tokens,
@@ -137,8 +137,9 @@ def replay_heads(
             continue
         count = counts[r]
         _recall_head(
-            r, h, x, x_strides, dt, dt_strides, B, B_strides, A, dt_bias, kept, kept_rows[r] * places, places,
-            count, seq_lens[r] - num_positions - count, rounding, dt_limit, shape, steps, decays, keys, tokens,
+            r, h, x, x_strides, dt, dt_strides, B, B_strides, A, dt_bias, kept, kept_rows[r] * places,
+            places, count, seq_lens[r] - num_positions - count, rounding, dt_limit, shape, steps, decays,
+            keys, tokens,
         )  # fmt: skip
         p = 0
         while p < head_dim:

@@ -168,8 +168,8 @@ NGRAM_MAX = Flag(
 )
 SPECULATIVE_STATE = Flag(
     *("--speculative-state", "auto|slots|replay", one_of("auto", "slots", "replay")),
-    "where rows with drafts keep recurrent states; slots: one after every position; replay: one, and the inputs "
-    "of the last step, which the next one repeats; auto: replay on a GPU where it moves far fewer bytes",
+    "where rows with drafts keep recurrent states; slots: one after every position; replay: one, and the "
+    "last step's inputs, which the next step repeats; auto: replay on a GPU where it moves far fewer bytes",
     default="auto",
 )
 STEPS_AHEAD = Flag(

@@ -7,8 +7,8 @@
     out        = out_proj(group_rms_norm(y * silu(z)))        or another order of norm and gate: gated_norm.py
 
 In decode rows the recurrence is computed position by position, in prefill rows in chunks. Rows of both kinds
-read their first state from the caches and store new states there. Decode rows that *replay* repeat the pending
-tokens first (:mod:`kernels.replay.kept_inputs`).
+read their first state from the caches and store new states there. Decode rows that *replay* repeat the
+pending tokens first (:mod:`kernels.replay.kept_inputs`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Decode rows that replay give the bits of rows with a slot for every position, whoever reads their states."""
+"""Decode rows that replay have the bits of rows with speculative slots, whoever reads their states."""
 
 from __future__ import annotations
 
@@ -36,6 +36,11 @@ SLOTS = {"speculative_state": "slots", "sanitize": False}
 exhaustive = pytest.mark.exhaustive
 
 
+def rare(*values):
+    """Return cases that only ``make test-all`` runs."""
+    return [pytest.param(value, marks=exhaustive) for value in values]
+
+
 @pytest.fixture(scope="module")
 def models(models, tmp_path_factory):
     return {**models, "delta": make_family_checkpoint(tmp_path_factory.mktemp("delta"), "qwen3_next")}
@@ -46,7 +51,7 @@ def bits(answers: list[Answer]) -> list[object]:
 
 
 def all_kinds(seed: int):
-    """Return requests with long answers, and requests that are sampled in all ways, with log-probabilities."""
+    """Return requests with long answers, and requests that are sampled in all ways."""
     return [*sampled_asks(11, seed), *short_asks(5, seed)]
 
 
@@ -72,7 +77,9 @@ GRID = [
 
 
 @pytest.mark.parametrize(("model", "mode", "drafter", "ahead"), GRID)
-def test_replays_have_the_bits_of_slots_and_the_tokens_of_no_drafts(models, engines, model, mode, drafter, ahead):
+def test_replays_have_the_bits_of_slots_and_the_tokens_of_no_drafts(
+    models, engines, model, mode, drafter, ahead
+):
     """Cold and from cached prefixes, in chunks and mixed batches, preempted and resumed."""
     asks = all_kinds(seed=6)
     expected = engines.plain(models[model], asks)
@@ -90,8 +97,8 @@ def test_replays_have_the_bits_of_slots_and_the_tokens_of_no_drafts(models, engi
     assert_nothing_is_owned(replay)
 
 
-@pytest.mark.parametrize("style", ["mixed", *(pytest.param(one, marks=exhaustive) for one in ("right", "wrong"))])
-@pytest.mark.parametrize("k", [2, *(pytest.param(k, marks=exhaustive) for k in (1, 5))])
+@pytest.mark.parametrize("style", ["mixed", *rare("right", "wrong")])
+@pytest.mark.parametrize("k", [2, *rare(1, 5)])
 def test_any_number_of_drafts_may_be_accepted(models, engines, style, k):
     """Boundaries of cached states are passed at every position of a row."""
     asks = greedy_asks(8, seed=5, num_tokens=30)
@@ -106,8 +113,8 @@ def test_any_number_of_drafts_may_be_accepted(models, engines, style, k):
     assert_nothing_is_owned(engine)
 
 
-@pytest.mark.parametrize("mode", ["all", *(pytest.param(mode, marks=exhaustive) for mode in ("none", "align"))])
-@pytest.mark.parametrize("model", ["bundled", pytest.param("delta", marks=exhaustive)])
+@pytest.mark.parametrize("mode", ["all", *rare("none", "align")])
+@pytest.mark.parametrize("model", ["bundled", *rare("delta")])
 def test_states_that_are_handed_over_give_the_same_tokens(models, model, mode):
     settings = {"cache_mode": mode, "max_batch_tokens": 64, "max_num_seqs": 5}
     alone = one_by_one(make_engine(models[model], "both", **settings), texts := prompts(4, seed=3))
@@ -138,8 +145,8 @@ def move(source: Engine, sink: Engine, request: Request) -> Request:
     return arriving
 
 
-@pytest.mark.parametrize("num_steps", [3, *(pytest.param(n, marks=exhaustive) for n in (1, 2, 4, 6, 9))])
-@pytest.mark.parametrize("mode", ["none", pytest.param("all", marks=exhaustive)])
+@pytest.mark.parametrize("num_steps", [3, *rare(1, 2, 4, 6, 9)])
+@pytest.mark.parametrize("mode", ["none", *rare("all")])
 def test_answers_go_on_where_they_move_to(models, mode, num_steps):
     """To a server that replays, and to one with a slot for every position."""
     settings = {"cache_mode": mode, "max_num_seqs": 3, "num_speculative": K, "drafter": "ngram"}
@@ -173,7 +180,8 @@ def answers_of_all(engine: Engine) -> None:
         pass
 
 
-@pytest.mark.parametrize(("mode", "budget"), [("none", 9), *(pytest.param(m, 14, marks=exhaustive) for m in ("none", "align", "all"))])
+@pytest.mark.parametrize("mode", ["none", *rare("align", "all")])
+@pytest.mark.parametrize("budget", [9, *rare(14)])
 def test_forks_start_from_a_complete_state(models, mode, budget):
     """The step of the prompt's last token but one may be a decode row, whose token is pending."""
     settings = {"cache_mode": mode, "block_size": 4, "max_num_seqs": 4}
@@ -194,7 +202,7 @@ def test_forks_start_from_a_complete_state(models, mode, budget):
         assert [one.tokens for one in (first, *others)] == [one.tokens for one in alone]
 
 
-@pytest.mark.parametrize("mode", ["all", *(pytest.param(mode, marks=exhaustive) for mode in ("none", "align"))])
+@pytest.mark.parametrize("mode", ["all", *rare("none", "align")])
 def test_chunks_follow_decode_rows_of_the_same_prompt(models, mode):
     """With little room beside a decoding row, a prompt's chunks have one token now and then."""
     settings = {"cache_mode": mode, "block_size": 4, "max_num_seqs": 3}
