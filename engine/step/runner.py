@@ -158,6 +158,7 @@ class StepRunner:
 
     def complete(self, row: int) -> None:
         """Complete a row's state and wait for it, so that another server may read it."""
+        self._send()  # the row may have been filled since the last step
         self._states.complete(row)
 
     def allow(self, request: Request) -> None:

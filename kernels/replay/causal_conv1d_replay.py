@@ -59,16 +59,17 @@ def causal_conv1d_replay_reference(
 
 @triton_jit
 def _past_input(
-    state_row, kept, place_stride, live, first, count, k, DTYPE: tl.constexpr, NUM_TAPS: tl.constexpr,
+    state_row, kept, channels, num_channels, first, count, k, DTYPE: tl.constexpr, NUM_TAPS: tl.constexpr,
     PLACES: tl.constexpr,
 ):  # fmt: skip
     """Return the inputs ``[BLOCK_C]`` in column k of the state after ``count`` kept inputs, the first of them
     with the index ``first``. ``state_row`` points to the slot's column 0, and ``kept`` to the row's place 0.
     A kept input has the value that a pool of ``DTYPE`` would have stored."""
     newest = count - (NUM_TAPS - 1) + k  # negative: an input that the state had before
-    old = tl.load(state_row + count + k, mask=live & (newest < 0), other=0.0)
+    num_old = tl.where(newest < 0, num_channels, 0)
+    old = tl.load(state_row + count + k, mask=channels < num_old, other=0.0)
     place = (first + newest) % PLACES
-    new = tl.load(kept + place * place_stride, mask=live & (newest >= 0), other=0.0)
+    new = tl.load(kept + place * num_channels, mask=channels < num_channels - num_old, other=0.0)
     return tl.where(newest < 0, old.to(tl.float32), new.to(DTYPE).to(tl.float32))
 
 
@@ -113,7 +114,7 @@ def _replay_positions_kernel(
     inputs, taps = (), ()
     for k in tl.static_range(NUM_TAPS - 1):
         past = _past_input(
-            state_row + slot * slot_stride, kept, num_channels, live, known - count, count, k,
+            state_row + slot * slot_stride, kept, channels, num_channels, known - count, count, k,
             state_ptr.dtype.element_ty, NUM_TAPS, PLACES,
         )  # fmt: skip
         inputs += (past,)
@@ -172,16 +173,14 @@ def _flush_windows_kernel(
     inputs = ()
     for k in tl.static_range(NUM_TAPS - 1):
         past = _past_input(
-            state_row + slot * slot_stride, kept, num_channels, live, first, count, k,
+            state_row + slot * slot_stride, kept, channels, num_channels, first, count, k,
             state_ptr.dtype.element_ty, NUM_TAPS, PLACES,
         )  # fmt: skip
         inputs += (past,)
     tl.debug_barrier()  # all threads have read before any thread writes
     target = tl.load(write_slots_ptr + row).to(tl.int64)
     for k in tl.static_range(NUM_TAPS - 1):
-        tl.store(
-            state_row + target * slot_stride + k, inputs[k].to(state_ptr.dtype.element_ty), mask=live
-        )
+        tl.store(state_row + target * slot_stride + k, inputs[k].to(state_ptr.dtype.element_ty), mask=live)
 
 
 def _launch_replay(

@@ -19,8 +19,8 @@ from kernels.cpu.jit import as_flat_array
 from kernels.formats.stochastic_round import NEAREST, StateRounding, round_state, rounding_key
 from kernels.gpu.tiles import choose
 from kernels.gpu.triton_jit import tl, triton, triton_jit
-from kernels.replay.selective_state_replay_cpu import replay_heads
 from kernels.replay.kept_inputs import NOTHING, PendingRows, kept_tensor, reference_pending
+from kernels.replay.selective_state_replay_cpu import replay_heads
 from kernels.ssm.reference_row import ReferenceRow
 from kernels.ssm.selective_state_update import advance_tile, reference_step, tile_request
 from kernels.ssm.state_arguments import decode_states

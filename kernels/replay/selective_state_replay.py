@@ -18,7 +18,6 @@ from kernels.cpu.jit import as_array, as_flat_array
 from kernels.formats.stochastic_round import NEAREST, StateRounding, round_state, rounding_key
 from kernels.gpu.tiles import choose
 from kernels.gpu.triton_jit import tl, triton, triton_jit
-from kernels.replay.selective_state_replay_cpu import replay_heads
 from kernels.replay.kept_inputs import PendingRows, flushed_slots, reference_keep
 from kernels.replay.selective_state_flush import (
     KeptSsmInputs,
@@ -26,6 +25,7 @@ from kernels.replay.selective_state_flush import (
     kept_arrays,
     selective_state_flush_reference,
 )
+from kernels.replay.selective_state_replay_cpu import replay_heads
 from kernels.ssm.scan_row import fill_padding_positions, time_step
 from kernels.ssm.selective_state_update import (
     advance_tile,

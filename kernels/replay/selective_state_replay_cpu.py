@@ -117,7 +117,7 @@ def replay_heads(
     and the places of a row. A flush has no positions.
     """
     kept_rows, counts, places = pending
-    by_chance, layer_seed, first_head = rounding
+    by_chance = rounding[0]
     num_positions, num_heads, head_dim, num_groups, width = shape
     slot_stride, head_stride, row_stride = state_strides
     w, heads_per_group, whole = lanes(), num_heads // num_groups, width - width % lanes()

@@ -148,9 +148,7 @@ class MambaMixer:
             assert isinstance(kept.scan, KeptSsmInputs)
             xbc = causal_conv1d_replay(*filtered, rows.read_slots, kept.conv, rows.pending)
             replayed = rows.read_slots, kept.scan, rows.pending
-            y = selective_state_replay(
-                *scanned(xbc), *replayed, dt_limit=config.dt_limit, rounding=rounding
-            )
+            y = selective_state_replay(*scanned(xbc), *replayed, dt_limit=config.dt_limit, rounding=rounding)
         return y.view(-1, config.d_inner)
 
     def kept_inputs(self, num_rows: int, num_positions: int, caches: LayerCaches) -> KeptInputs:

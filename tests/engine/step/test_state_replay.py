@@ -43,7 +43,7 @@ def rare(*values):
 
 @pytest.fixture(scope="module")
 def models(models, tmp_path_factory):
-    return {**models, "delta": make_family_checkpoint(tmp_path_factory.mktemp("delta"), "qwen3_next")}
+    return {**models, "delta": make_family_checkpoint(tmp_path_factory.mktemp("delta"), "qwen3-next")}
 
 
 def bits(answers: list[Answer]) -> list[object]:
@@ -154,7 +154,7 @@ def test_answers_go_on_where_they_move_to(models, mode, num_steps):
     third = make_engine(models["bundled"], "both", **settings, **SLOTS)
     params = SamplingParams(max_tokens=40, temperature=0)
     prompt = [40 + i % 7 for i in range(31)]
-    whole = Request("whole", prompt, params)
+    whole = Request("whole", list(prompt), params)
     third.add(whole)
     answers_of_all(third)
     moving = Request("moving", list(prompt), params)
