@@ -127,18 +127,25 @@ class MambaMixer:
         config = self.config
         shape = (rows.num_rows, rows.num_positions)
         filtered = xbc.view(*shape, -1), self.conv_weight, self.conv_bias, conv_state, rows.read_slots
-
-        def scanned(xbc: Tensor) -> tuple[Tensor, ...]:
-            x, B, C = torch.split(xbc, self.conv_split, dim=-1)
-            groups = config.num_groups, config.state_size
-            x = x.view(*shape, config.num_heads, config.head_dim)
-            inputs = x, dt.view(*shape, -1), self.A, B.view(*shape, *groups), C.view(*shape, *groups)
-            return *inputs, self.D, self.dt_bias, ssm_state, rows.read_slots
-
-        if kept is None or rows.pending is None:
+        if rows.pending is None or kept is None:
             xbc = causal_conv1d_update(*filtered, rows.write_slots)
+        else:
+            xbc = causal_conv1d_replay(*filtered, rows.read_slots, kept.conv, rows.pending)
+        x, B, C = torch.split(xbc, self.conv_split, dim=-1)
+        scanned = (
+            x.view(*shape, config.num_heads, config.head_dim),
+            dt.view(*shape, -1),
+            self.A,
+            B.view(*shape, config.num_groups, config.state_size),
+            C.view(*shape, config.num_groups, config.state_size),
+            self.D,
+            self.dt_bias,
+            ssm_state,
+            rows.read_slots,
+        )
+        if rows.pending is None or kept is None:
             y = selective_state_update(
-                *scanned(xbc),
+                *scanned,
                 rows.write_slots,
                 dt_limit=config.dt_limit,
                 seq_lens=rows.seq_lens,
@@ -146,9 +153,8 @@ class MambaMixer:
             )
         else:
             assert isinstance(kept.scan, KeptSsmInputs)
-            xbc = causal_conv1d_replay(*filtered, rows.read_slots, kept.conv, rows.pending)
             replayed = rows.read_slots, kept.scan, rows.pending
-            y = selective_state_replay(*scanned(xbc), *replayed, dt_limit=config.dt_limit, rounding=rounding)
+            y = selective_state_replay(*scanned, *replayed, dt_limit=config.dt_limit, rounding=rounding)
         return y.view(-1, config.d_inner)
 
     def kept_inputs(self, num_rows: int, num_positions: int, caches: LayerCaches) -> KeptInputs:
