@@ -237,7 +237,7 @@ class StepBuffers:
         self._prepare_rows(num_rows)
         views = self.views(num_rows)
         if views.pending is not None:
-            views.pending.counts.copy_(self._pending.index_select(0, views.rows))
+            views.pending.counts.copy_(self._pending[views.rows])
         return Batch(
             input_ids=views.input_ids,
             positions=views.positions,

@@ -160,8 +160,8 @@ class ReplayedStates:
         # A row that has reached its end gains nothing, and its last tokens stay pending.
         rows, gained = step.rows[: step.num_decode], step.accepted[: step.num_decode]
         pending = self._state.pending
-        newest = torch.where(gained > 0, gained, pending.index_select(0, rows))
-        pending.index_copy_(0, rows, newest)  # padding rows, which repeat the null row, all write its zero
+        newest = torch.where(gained > 0, gained, pending[rows])
+        pending.scatter_(0, rows, newest)  # padding rows, which repeat the null row, all write its zero
 
     def after(self, rows: Sequence[PlannedRow]) -> None:
         kept = [

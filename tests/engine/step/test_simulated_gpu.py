@@ -49,7 +49,7 @@ def test_when_the_device_runs_changes_no_token(simulated, seed):
     assert simulated.differences(asks_for(simulated.setting, 6, seed), seed) == []
 
 
-@pytest.mark.parametrize("name", ["mtp", "ngram"])
+@pytest.mark.parametrize("name", ["mtp", "ngram", pytest.param("replay", marks=pytest.mark.exhaustive)])
 def test_a_transfer_that_lands_at_any_moment_changes_no_token(models, name):
     setting, gpu = SETTINGS[name], SimulatedGpu(AtOnce())
     asks = [ask for ask in sampled_asks(16, seed=4) if ask.prompt_logprobs is None and len(ask.prompt) > 1]
