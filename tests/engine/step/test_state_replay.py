@@ -52,7 +52,7 @@ def bits(answers: list[Answer]) -> list[object]:
 
 def all_kinds(seed: int):
     """Return requests with long answers, and requests that are sampled in all ways."""
-    return [*sampled_asks(8, seed), *short_asks(4, seed)]
+    return [*sampled_asks(6, seed), *short_asks(4, seed)]
 
 
 @contextmanager
