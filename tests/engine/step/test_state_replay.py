@@ -126,23 +126,67 @@ def test_states_that_are_handed_over_give_the_same_tokens(models, model, mode):
     assert tokens_of(all_at_once(make_engine(models[model], "both", **settings), texts)) == tokens_of(alone)
 
 
-def move(source: Engine, sink: Engine, request: Request) -> Request:
-    """Let a decoding request move to another server, as a drain does, and copy its memory."""
-    source.move_all()
-    (kept,) = source.step().kept
-    assert kept is request
-    name, ids = f"{request.request_id}'", tuple(request.memory.block_ids)
-    ticket = Ticket(name, 0, 0, "h:1", "i", request.num_computed, ids, request.memory.state_slot, 1.0, None)
-    arriving = Request(
-        name, list(request.tokens), request.params, ticket=ticket, num_answered=request.num_output
-    )
+@pytest.mark.parametrize("mode", ["all", *rare("align")])
+def test_later_turns_start_from_states_inside_answers(models, mode):
+    """Answers pass boundaries while drafts are rejected. What is cached there is what the next turn reads."""
+    plain = make_drafting(models["bundled"], "none", 0, None, 0, **SMALL, sanitize=False)
+    engine = make_drafting(models["bundled"], mode, K, "ngram", 1, **SMALL, **REPLAY)
+    texts = [list(ask.prompt[:40]) for ask in greedy_asks(5, seed=7)]
+    for turn in range(3):
+        params = SamplingParams(max_tokens=19, temperature=0)
+        ours, theirs = (
+            [Request(f"{turn}.{i}", list(text), params) for i, text in enumerate(texts)] for _ in range(2)
+        )
+        for one, requests in ((engine, ours), (plain, theirs)):
+            for request in requests:
+                one.add(request)
+            answers_of_all(one)
+        assert [request.tokens for request in ours] == [request.tokens for request in theirs]
+        if turn and mode == "all":
+            assert all(one.measured.num_cached > len(texts[i]) - 15 for i, one in enumerate(ours))
+        texts = [[*request.tokens, 50 + turn, 60] for request in ours]
+
+
+def arrive(source: Engine, sink: Engine, kept: Request, tokens: list[int], **fields: object) -> Request:
+    """Let a request with these tokens begin with the memory that the other server holds, and copy it."""
+    name, ids = f"{kept.request_id}'", tuple(kept.memory.block_ids)
+    ticket = Ticket(name, 0, 0, "h:1", "i", kept.num_computed, ids, kept.memory.state_slot, 1.0, None)
+    arriving = Request(name, tokens, kept.params, ticket=ticket, **fields)
     sink.add(arriving)
     while arriving not in sink.step().to_transfer:
         pass
     copy(source, sink, arriving)
-    source.release(request.request_id)
+    source.release(kept.request_id)
     assert sink.transferred(arriving, error=None, settled=True) == []
     return arriving
+
+
+def move(source: Engine, sink: Engine, request: Request) -> Request:
+    """Let a decoding request move to another server, as a drain does."""
+    source.move_all()
+    (kept,) = source.step().kept
+    assert kept is request
+    return arrive(source, sink, request, list(request.tokens), num_answered=request.num_output)
+
+
+@pytest.mark.parametrize("ahead", [1, *rare(0)])
+def test_a_kept_state_is_complete_though_a_later_step_is_in_flight(models, ahead):
+    settings = {"num_speculative": K, "drafter": "ngram", "max_num_seqs": 3, "cache_mode": "none"}
+    source = make_engine(models["bundled"], "both", steps_ahead=ahead, **settings, **REPLAY)
+    sink = make_engine(models["bundled"], "both", **settings, **SLOTS)
+    for length in range(5, 12):
+        params = SamplingParams(max_tokens=length, temperature=0)
+        first = Request(f"{length}", [40 + i % 7 for i in range(20 + length)], params, keeps_state=True)
+        source.add(first)
+        kept = []
+        while not kept:
+            kept = source.step().kept
+        following = [*first.tokens, 70, 71, 72]
+        arriving = arrive(source, sink, kept[0], list(following))
+        whole = Request(f"{length} again", list(following), params)
+        sink.add(whole)
+        answers_of_all(sink)
+        assert arriving.tokens == whole.tokens
 
 
 @pytest.mark.parametrize("num_steps", [3, *rare(1, 2, 4, 6, 9)])
