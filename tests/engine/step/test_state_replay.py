@@ -117,7 +117,8 @@ def test_any_number_of_drafts_may_be_accepted(models, engines, style, k):
 @pytest.mark.parametrize("model", ["bundled", *rare("delta")])
 def test_states_that_are_handed_over_give_the_same_tokens(models, model, mode):
     settings = {"cache_mode": mode, "max_batch_tokens": 64, "max_num_seqs": 5}
-    alone = one_by_one(make_engine(models[model], "both", **settings), texts := prompts(4, seed=3))
+    texts = [[6 + token % 150 for token in text] for text in prompts(4, seed=3)]
+    alone = one_by_one(make_engine(models[model], "both", **settings), texts)
     settings |= {"num_speculative": K, "drafter": "ngram", **REPLAY}
     source, sink = (make_engine(models[model], role, **settings) for role in ("prefill", "decode"))
     assert (source.capacity.replays, sink.capacity.replays) == (False, True)
@@ -189,14 +190,14 @@ def test_a_kept_state_is_complete_though_a_later_step_is_in_flight(models, ahead
         assert arriving.tokens == whole.tokens
 
 
-@pytest.mark.parametrize("num_steps", [3, *rare(1, 2, 4, 6, 9)])
+@pytest.mark.parametrize("num_steps", [3, *rare(1, 2, 4, 6)])
 @pytest.mark.parametrize("mode", ["none", *rare("all")])
 def test_answers_go_on_where_they_move_to(models, mode, num_steps):
     """To a server that replays, and to one with a slot for every position."""
     settings = {"cache_mode": mode, "max_num_seqs": 3, "num_speculative": K, "drafter": "ngram"}
     first, second = (make_engine(models["bundled"], "both", **settings, **REPLAY) for _ in range(2))
     third = make_engine(models["bundled"], "both", **settings, **SLOTS)
-    params = SamplingParams(max_tokens=40, temperature=0)
+    params = SamplingParams(max_tokens=80, temperature=0)
     prompt = [40 + i % 7 for i in range(31)]
     whole = Request("whole", list(prompt), params)
     third.add(whole)
