@@ -11,9 +11,11 @@ from typing import Literal, get_args
 import torch
 
 from engine.checkpoint.model_config import ModelConfig
-from engine.checkpoint.model_shard import shard_spec
+from engine.checkpoint.model_shard import shard_config, shard_spec
 from engine.checkpoint.weight_dtype import WeightDtype
 from engine.checkpoint.weights import LoadFormat
+from engine.cost.speculative_state import SpeculativeState, check_speculative_state, kept_token_bytes
+from engine.cost.step_memory import gpu_cache_bytes
 from engine.device_faults import default_device
 from engine.files.tier_settings import FileCache, check_tiers
 from engine.group.data_parallel import ONLY_RANK, DataParallel
@@ -40,12 +42,6 @@ GPU_STEP_DEADLINE_S = 60.0
 MAX_SPECULATIVE = 15
 """Maximum number of drafts in a step. Further drafts would hardly ever be accepted, and each of them would
 cost one state per request."""
-CPU_JOINED_PROMPT_TOKENS = 512
-"""The most tokens of prompts that share a step on a CPU. A larger step computes a token no faster there, and
-every prompt of a step waits for the step's end (docs/performance.md)."""
-GPU_CACHE_FRACTION = 0.85
-"""The pools' greatest share of the memory that is free once the weights are loaded. Steps get the rest, and
-more if they need more (:mod:`engine.cost.step_memory`)."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +103,8 @@ class EngineConfig:
     """k: tokens drafted in a step for each decoding request; 0 switches speculation off."""
     drafter: DrafterName | None = None
     """The drafter; None: the checkpoint's MTP layers if it has any, else n-gram prompt lookup."""
+    speculative_state: SpeculativeState = "auto"
+    """Where rows with drafts keep their recurrent states: see :mod:`engine.cost.speculative_state`."""
     ngram_min: int = 2
     """Shortest n-gram in tokens: lookup must find at least this many tokens again before it drafts."""
     ngram_max: int = 4
@@ -152,6 +150,7 @@ class EngineConfig:
             ("kv_cache_dtype", KvCacheDtype),
             ("mamba_ssm_cache_dtype", SsmCacheDtype),
             ("cache_policy", CachePolicyName),
+            ("speculative_state", SpeculativeState),
         ):
             if (value := getattr(self, setting)) not in get_args(dtype):
                 raise ConfigError(f"`{setting}` must be one of {', '.join(get_args(dtype))}, got {value!r}")
@@ -195,6 +194,7 @@ class EngineConfig:
                 f"`ngram_max` {self.ngram_max} is below `ngram_min` {self.ngram_min}; "
                 "raise the first or lower the second"
             )
+        check_speculative_state(self)
         if self.steps_ahead not in (None, 0, 1):
             raise ConfigError(f"`steps_ahead` must be 0 or 1, got {self.steps_ahead}")
         if self.steps_ahead == 1 and self.sanitize:
@@ -341,8 +341,10 @@ class EngineConfig:
         """
         return self.resolve_drafter(model) == "mtp"
 
-    def demand(self, model: ModelConfig, tp: TensorParallel = ALONE) -> Demand:
-        """Returns what the pools have to hold on each rank.
+    def demand(
+        self, model: ModelConfig, tp: TensorParallel = ALONE, *, device_type: str | None = None
+    ) -> Demand:
+        """Returns what the pools have to hold on each rank. ``device_type`` None: that of ``device``.
 
         Raises :class:`ConfigError` if the checkpoint was not made for this context length or this drafter,
         or if a setting has no meaning for this checkpoint, and :class:`ModelLoadError` as
@@ -367,7 +369,13 @@ class EngineConfig:
             cache_mode=self.cache_mode,
             num_cached_states=self.cached_states,
             num_speculative=self.num_positions - 1,
+            kept_token_bytes=self._kept_token_bytes(shard_config(model, tp), device_type),
         )
+
+    def _kept_token_bytes(self, model: ModelConfig, device_type: str | None) -> int:
+        if self.num_positions == 1:
+            return 0
+        return kept_token_bytes(self, model, device_type or self.resolve_device().type)
 
     def resolve_device(self, rank: int = 0) -> torch.device:
         """Returns the device of a rank; ``auto`` is the GPU if there is one.
@@ -383,10 +391,6 @@ class EngineConfig:
             first_here = self.data_parallel.local_rank * self.tensor_parallel
             name = f"cuda:{first_here + rank - self.nodes.ranks(self.tensor_parallel).start}"
         return torch.device(name)
-
-    def joined_prompt_tokens(self, device: torch.device) -> int | None:
-        """Returns the most tokens of prompts that share a step; None: any number."""
-        return CPU_JOINED_PROMPT_TOKENS if device.type == "cpu" else None
 
     def resolve_steps_ahead(self, device: torch.device) -> int:
         """Returns ``steps_ahead``, or its default.
@@ -431,8 +435,3 @@ class EngineConfig:
             num_threads = min(self.num_threads, os.cpu_count() or 1)
             set_kernel_threads(num_threads)
             torch.set_num_threads(1 if dtype == torch.float32 else num_threads)
-
-
-def gpu_cache_bytes(free_bytes: int, step_bytes: int) -> int:
-    """Returns the pools' part of the GPU memory that is free once the weights are loaded."""
-    return max(0, min(int(free_bytes * GPU_CACHE_FRACTION), free_bytes - step_bytes))

@@ -306,6 +306,7 @@ class Engine:
     def _move(self, plan: StepPlan) -> None:
         """Brings the row table and the pools into the state that the plan assumes, before its rows are
         computed."""
+        self._runner.flush([*(s.row for s in plan.swap_out), *(fork.source.row for fork in plan.forks)])
         for row in plan.left_rows:
             self._runner.end(row)
         self._store.save(plan.swap_out, plan.host_copies.demoted)
@@ -364,6 +365,7 @@ class Engine:
         if row.samples:
             self._accept(request, result)
         elif request.prefill_only and request.num_computed == request.target:
+            self._runner.complete(request.row)
             self.scheduler.hold(request)
             self._landed.prefilled.append(request)
         elif request.prefill_only:
@@ -419,6 +421,7 @@ class Engine:
     def _keep(self, request: Request) -> None:
         """Holds blocks and state of an ended request for the request that continues from them."""
         self._store.drop(request.request_id)
+        self._runner.complete(request.row)
         self.scheduler.hold(request)
         self._landed.kept.append(request)
 

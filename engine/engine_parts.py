@@ -40,6 +40,9 @@ from kernels.cpu.host_memory import keep_freed_memory
 from kernels.gpu.current_device import use_device
 from telemetry.start_up import StartUp
 
+CPU_JOINED_PROMPT_TOKENS = 512
+"""The most tokens of prompts that share a step on a CPU. A larger step computes a token no faster there, and
+every prompt of a step waits for the step's end (docs/performance.md)."""
 CPU_FLOPS_PER_BYTE, GPU_FLOPS_PER_BYTE = 10.0, 20_000.0
 """FLOP that a device computes of a prompt while it copies a byte from host memory: 50 GFLOP/s and 5 GB/s on a
 CPU, 500 TFLOP/s and 25 GB/s on a GPU. Only the order of magnitude matters: a start that saves some hundred
@@ -84,7 +87,7 @@ class EngineParts:
             keep_freed_memory()
         start_up.ended("config")
         model = load_weights(config, model_config, device, tp, start_up)
-        demand = config.demand(model_config, tp)
+        demand = config.demand(model_config, tp, device_type=device.type)
         steps = StepMemory.of(model_config, demand, tp, max_batch_tokens=config.max_batch_tokens)
         capacity = demand.within(tp.least(config.cache_budget(device, steps.total)))
         caches = _make_caches(config, demand.spec, capacity, device)
@@ -171,7 +174,7 @@ def _make_scheduler(
         fingerprint=fingerprint,
         cuts=cuts,
         long_prefill_threshold=config.long_prefill_threshold,
-        joined_prompt_tokens=config.joined_prompt_tokens(device),
+        joined_prompt_tokens=CPU_JOINED_PROMPT_TOKENS if device.type == "cpu" else None,
         policy=policy,
         tier=tier,
         files=files,

@@ -42,10 +42,11 @@ class Memory:
     nodes: list[CachedBlock] = field(default_factory=list)
     """Held nodes of the prefix cache, one for each full block from the prompt's start."""
     slots: list[int] = field(default_factory=list)
-    """Speculative slots: a step leaves in them the states after each of its ``1 + k`` positions. The list is
-    empty if the model has no recurrent state; the null slot is used instead."""
+    """Speculative slots: a step leaves in them the states after each of its ``1 + k`` positions. Where decode
+    rows replay (:mod:`engine.step.draft_states`), there is one slot. The list is empty if the model has no
+    recurrent state; the null slot is used instead."""
     state_index: int = 0
-    """Index in ``slots`` of the newest state, unless ``read_slot`` holds that state."""
+    """Index in ``slots`` of the newest state if there are several, unless ``read_slot`` holds that state."""
     read_slot: int = NULL_INDEX
     """Slot with the newest state, h(num_computed), if that state is in none of ``slots``; null otherwise."""
     read_state: CachedState | None = None
@@ -56,8 +57,10 @@ class Memory:
 
     @property
     def state_slot(self) -> int:
-        """Slot that holds the newest state."""
-        return self.read_slot or (self.slots[self.state_index] if self.slots else NULL_INDEX)
+        """Slot that holds the newest state. Where decode rows replay, the state in it may be behind."""
+        if self.read_slot or not self.slots:
+            return self.read_slot
+        return self.slots[self.state_index if len(self.slots) > 1 else 0]
 
     @property
     def chunk_slot(self) -> int:

@@ -16,8 +16,8 @@ from twinfang.flags.table import BUNDLED_MODEL
 
 def main() -> None:
     """Compiles all kernels by making engines. An engine that is made runs every kind of row that it may get.
-    Four engines together use every kernel: one for prefill, one for both roles, one that drafts, and one that
-    keeps its weights in int8."""
+    Four engines together use every kernel of default settings: one for prefill, one for both roles, one that
+    drafts, and one that keeps its weights in int8."""
     from engine.config import EngineConfig
     from engine.engine import Engine
 

@@ -1,6 +1,7 @@
 """Checks whole engine steps on a GPU: do graphs compute what single launches compute, and does anything wait?
 
     python -m benchmarks.gpu.step_checks [--models 8b-slice nano-slice] [--json FILE]
+    python -m benchmarks.gpu.step_checks --speculative-state replay
 
 Each engine answers the same requests, which join and leave all the time, three times for every kind of
 sampling:
@@ -38,6 +39,7 @@ from benchmarks.gpu.waits import watched
 from benchmarks.json_file import write_json
 from benchmarks.steps.model_shape import TITLES, write_configuration
 from engine.config import EngineConfig
+from engine.cost.speculative_state import SpeculativeState
 from engine.engine import Engine
 from engine.sampling.sampling_table import SamplingNeeds
 from engine.step.graph import CAPTURED
@@ -101,7 +103,9 @@ class Check:
             yield f"{where}: {self.steps - self.graph_steps} of {self.steps} decode steps had no graph"
 
 
-def make_engine(directory: Path, num_drafts: int, device: str) -> Engine:
+def make_engine(
+    directory: Path, num_drafts: int, device: str, speculative_state: SpeculativeState = "auto"
+) -> Engine:
     return Engine(
         EngineConfig(
             directory,
@@ -114,6 +118,7 @@ def make_engine(directory: Path, num_drafts: int, device: str) -> Engine:
             cache_memory_bytes=CACHE_BYTES if device == "cuda" else CPU_CACHE_BYTES,
             num_speculative=num_drafts,
             drafter="ngram" if num_drafts else None,
+            speculative_state=speculative_state if num_drafts else "auto",
         )
     )
 
@@ -210,6 +215,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--models", nargs="+", choices=list(TITLES), default=list(MODELS))
     parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS))
     parser.add_argument("--requests", type=int, default=64, help="of each kind")
+    parser.add_argument("--speculative-state", choices=["auto", "slots", "replay"], default="auto")
     parser.add_argument("--json", type=Path, help="figures, written anew after each check")
     return parser
 
@@ -220,8 +226,9 @@ def check_all(options: argparse.Namespace, folder: Path) -> Iterator[dict[str, A
     for model, num_drafts in itertools.product(options.models, DRAFTS):
         try:
             directory = write_configuration(model, folder, max_model_len=MAX_MODEL_LEN)
-            engine = make_engine(directory, num_drafts, options.device)
+            engine = make_engine(directory, num_drafts, options.device, options.speculative_state)
             start = {"model": model, "num_drafts": num_drafts, **engine.start_up.figures(), **_memory()}
+            start["replays"] = engine.capacity.replays
             figures["start_up"].append(start)
             for kind in options.kinds:
                 found = check(engine, model, kind, options.requests)

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 from benchmarks.scale.attention_alone import with_attention_alone
 from engine.checkpoint.model_config import ModelConfig
-from engine.config import EngineConfig, gpu_cache_bytes
+from engine.config import EngineConfig
 from engine.cost.goodput import ServerLimits
 from engine.cost.gpu import GpuSpeed, gpu_costs
 from engine.cost.step_cost import StepCosts
-from engine.cost.step_memory import StepMemory
+from engine.cost.step_memory import StepMemory, gpu_cache_bytes
 from engine.cost.weight_size import weight_bytes
 from engine.parallel.tensor_parallel import ALONE
 from engine.schedule.capacity import Demand

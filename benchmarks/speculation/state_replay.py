@@ -1,38 +1,38 @@
 """Compares speculation's two ways to keep a Mamba state: a slot for every position, or one slot and a replay.
 
     python -m benchmarks.speculation.state_replay --json benchmarks/results/state_replay.json
+    python -m benchmarks.speculation.state_replay --device cuda --shapes "Nemotron-H 8B" --batches 1 8 64
 
 A step runs T = 1 + k positions. The first ``accepted`` of them count, and the next step starts after these.
 
 | name | conv and SSM step of a layer |
 |---|---|
-| slots | the kernels of kernels/: read the accepted position's slot, write a slot after every position |
-| slots, tiled | the same writes, but few rows of a head pass all positions before the next ones start |
-| replay | one slot: advance it by the last step's accepted inputs, store it, run T positions on a copy |
-| replay, direct | the same, but outputs from the stored state and the T inputs, without the states between |
+| slots | read the accepted position's slot, write a slot after every position |
+| replay | advance one state by the last step's accepted inputs, store it, run T positions unstored |
 
-Prototypes, one thread, float32. All variants run in turn, round by round, so that disturbances affect all.
-Figures are medians of CPU time, and of the ratio to ``slots`` within a round. Layers are used in turn, as in
-a model. The bytes of real models are counted, not measured: nothing here runs on a GPU.
+Both are the kernels of kernels/. On a CPU they run in float32 in a recorded graph on one thread, on a GPU in
+bfloat16 with float32 states in a CUDA graph. They take turns, so that disturbances affect both, and medians
+count. Layers are used in turn, as in a model. The bytes of real models are counted.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
-import statistics
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
-from benchmarks.speculation.state_replay_kernels import replay, replay_conv, replay_direct, slots_tiled
-from kernels.cpu.jit import as_array, as_flat_array
+from benchmarks.kernels.clock import gpu_turn, replayed_turn, take_turns
+from kernels.replay.causal_conv1d_replay import causal_conv1d_replay
+from kernels.replay.kept_inputs import PendingRows, kept_tensor
+from kernels.replay.selective_state_flush import KeptSsmInputs
+from kernels.replay.selective_state_replay import selective_state_replay
 from kernels.ssm.causal_conv1d import causal_conv1d_update
 from kernels.ssm.selective_state_update import selective_state_update
 from twinfang.bench.machine import machine
@@ -40,7 +40,6 @@ from twinfang.bench.machine import machine
 NO_LIMIT = (0.0, float("inf"))
 POSITIONS = (2, 4, 6)
 BATCHES = (1, 32)
-BASELINE = "slots"
 
 
 @dataclass(frozen=True)
@@ -78,6 +77,7 @@ class Shape:
 BUNDLED = Shape("bundled", 3, 8, 32, 32, 2, element_bytes=4)
 NANO_30B = Shape("Nano 30B-A3B", 23, 64, 64, 128, 8)
 NEMOTRON_8B = Shape("Nemotron-H 8B", 24, 128, 64, 128, 8)
+SHAPES = {shape.name: shape for shape in (BUNDLED, NANO_30B, NEMOTRON_8B)}
 
 
 def slots_bytes(shape: Shape, num_positions: int) -> int:
@@ -88,7 +88,7 @@ def slots_bytes(shape: Shape, num_positions: int) -> int:
 def replay_bytes(shape: Shape, num_positions: int, accepted: int) -> int:
     """Returns a row's traffic in one layer: the state read and written once, plus the inputs."""
     inputs = (accepted + num_positions) * shape.input_bytes
-    raw = (shape.num_taps - 1 + shape.num_taps - 1 + num_positions) * shape.num_channels * shape.element_bytes
+    raw = (2 * (shape.num_taps - 1) + num_positions) * shape.num_channels * shape.element_bytes
     return 2 * shape.ssm_bytes + inputs + raw
 
 
@@ -98,36 +98,56 @@ def slots_held(shape: Shape, num_positions: int) -> int:
 
 
 def replay_held(shape: Shape, num_positions: int) -> int:
-    """Returns the bytes of one state and two sets of inputs: a step reads the last step's while it writes its
-    own."""
-    raw = (shape.num_taps - 1 + num_positions) * shape.num_channels * shape.element_bytes
-    return shape.ssm_bytes + 2 * (num_positions * shape.input_bytes + raw)
-
-
-# Prototypes. ``inputs`` of a slot: x [2, T, H, P], B [2, T, G, N], scales [2, T, H, 2] (decay, step) and the
-# raw conv inputs [2, K - 1 + T, C], the last step's on one side, this step's on the other.
+    """Returns the bytes of one state and of the inputs of two steps: a step reads the last step's while it
+    writes its own."""
+    raw = shape.num_channels * shape.element_bytes
+    return shape.ssm_bytes + shape.conv_bytes + 2 * num_positions * (shape.input_bytes + raw)
 
 
 class Layer:
-    """One Mamba layer's weights and step inputs, and the data that each variant keeps for every row."""
+    """One Mamba layer's weights and step inputs, and what each form keeps for every row."""
 
-    def __init__(self, shape: Shape, num_rows: int, num_positions: int, seed: int) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        self.shape, self.num_rows, self.num_positions, self.side = shape, num_rows, num_positions, 0
+    def __init__(self, shape: Shape, num_rows: int, num_positions: int, seed: int, device: str) -> None:
         H, P, N, C = shape.num_heads, shape.head_dim, shape.state_dim, shape.num_channels
-        self.xbc = torch.randn(num_rows, num_positions, C, generator=generator)
-        self.dt = torch.randn(num_rows, num_positions, H, generator=generator)
-        self.weight, self.bias = torch.randn(C, shape.num_taps, generator=generator) / 4, torch.zeros(C)
-        self.A, self.D, self.dt_bias = -torch.rand(H, generator=generator), torch.ones(H), torch.zeros(H)
-        count = 1 + num_rows * num_positions
-        self.slots = torch.arange(1, count, dtype=torch.int32).view(num_rows, num_positions)
-        self.conv, self.ssm = torch.zeros(count, C, shape.num_taps - 1), torch.zeros(count, H, P, N)
-        self.slot = torch.arange(1, num_rows + 1, dtype=torch.int32)
-        self.state = torch.zeros(num_rows + 1, H, P, N)
-        sides = (num_rows + 1, 2, num_positions)
-        self.x_in, self.scales_in = torch.zeros(*sides, H, P), torch.zeros(*sides, H, 2)
-        self.B_in = torch.zeros(*sides, shape.num_groups, N)
-        self.raw = torch.zeros(num_rows + 1, 2, shape.num_taps - 1 + num_positions, C)
+        G, window, T = shape.num_groups, shape.num_taps - 1, num_positions
+        dtype = torch.float32 if device == "cpu" else torch.bfloat16
+        generator = torch.Generator(device).manual_seed(seed)
+        normal = functools.partial(torch.randn, generator=generator, device=device)
+        zeros = functools.partial(torch.zeros, device=device)
+        self.shape = shape
+        self.xbc, self.dt = normal(num_rows, T, C).to(dtype), normal(num_rows, T, H).to(dtype)
+        self.weight, self.bias = normal(C, shape.num_taps).to(dtype) / 4, zeros(C, dtype=dtype)
+        self.A, self.D, self.dt_bias = -normal(H).abs(), normal(H), normal(H)
+        count = 1 + num_rows * T
+        self.slots = torch.arange(1, count, dtype=torch.int32, device=device).view(num_rows, T)
+        self.read_slots = self.slots[:, 0].clone()
+        self.conv, self.ssm = zeros(count, C, window, dtype=dtype), zeros(count, H, P, N)
+        self.slot = torch.arange(1, num_rows + 1, dtype=torch.int32, device=device)
+        self.one_conv = zeros(num_rows + 1, C, window, dtype=dtype)
+        self.one_ssm = zeros(num_rows + 1, H, P, N)
+        self.kept = KeptSsmInputs.empty(num_rows, T, (H, P, G, N), dtype, device)
+        self.kept_conv = kept_tensor(num_rows, T, (C,), dtype, device)
+        counts = zeros(num_rows, dtype=torch.int32)
+        rows = torch.arange(num_rows, device=device)
+        self.pending = PendingRows(rows, counts, torch.full_like(counts, 2 * T))
+
+    def accept(self, accepted: int) -> None:
+        """Let the next steps start after so many positions of the step before."""
+        self.read_slots.copy_(self.slots[:, accepted - 1])
+        self.pending.counts.fill_(accepted)
+
+    def slots_step(self) -> torch.Tensor:
+        rows = self.read_slots, self.slots
+        xbc = causal_conv1d_update(self.xbc, self.weight, self.bias, self.conv, *rows)
+        return selective_state_update(*self._split(xbc), self.ssm, *rows, dt_limit=NO_LIMIT)
+
+    def replay_step(self) -> torch.Tensor:
+        slots = self.slot, self.slot
+        xbc = causal_conv1d_replay(
+            self.xbc, self.weight, self.bias, self.one_conv, *slots, self.kept_conv, self.pending
+        )
+        rows = *slots, self.kept, self.pending
+        return selective_state_replay(*self._split(xbc), self.one_ssm, *rows, dt_limit=NO_LIMIT)
 
     def _split(self, xbc: torch.Tensor) -> tuple[torch.Tensor, ...]:
         s, lead = self.shape, xbc.shape[:2]
@@ -136,89 +156,28 @@ class Layer:
         operands = (x.view(*lead, s.num_heads, s.head_dim), self.dt, self.A, B.view(groups), C.view(groups))
         return (*operands, self.D, self.dt_bias)
 
-    def slots_step(self, accepted: int) -> torch.Tensor:
-        read = self.slots[:, accepted - 1]
-        xbc = causal_conv1d_update(self.xbc, self.weight, self.bias, self.conv, read, self.slots)
-        return selective_state_update(*self._split(xbc), self.ssm, read, self.slots, dt_limit=NO_LIMIT)
 
-    def slots_tiled_step(self, accepted: int) -> torch.Tensor:
-        read = self.slots[:, accepted - 1]
-        xbc = causal_conv1d_update(self.xbc, self.weight, self.bias, self.conv, read, self.slots)
-        rows = (self.ssm.view(-1), read.contiguous(), self.slots)
-        return self._call(slots_tiled, self._split(xbc), rows)
-
-    def replay_step(self, accepted: int) -> torch.Tensor:
-        return self._replay(replay, accepted)
-
-    def replay_direct_step(self, accepted: int) -> torch.Tensor:
-        return self._replay(replay_direct, accepted)
-
-    def _replay(self, kernel: Callable[..., None], accepted: int) -> torch.Tensor:
-        self.side = 1 - self.side
-        xbc = torch.empty(self.xbc.shape)
-        flat = as_flat_array(self.xbc), as_array(self.weight.view(-1)), as_array(self.bias)
-        rows = as_array(self.raw), as_array(self.slot), accepted, self.side
-        replay_conv(*flat, *rows, as_array(xbc))
-        kept = (self.state.view(-1), self.slot, self.x_in, self.B_in, self.scales_in)
-        return self._call(kernel, self._split(F.silu(xbc, inplace=True)), kept, accepted, self.side)
-
-    def _call(self, kernel, operands, tensors, *numbers: int) -> torch.Tensor:
-        y = torch.empty(operands[0].shape)
-        arrays = (as_array(t.contiguous()) for t in (*operands, *tensors))
-        kernel(*arrays, *numbers, as_array(y))
-        return y
-
-
-VARIANTS: dict[str, Callable[[Layer, int], torch.Tensor]] = {
-    BASELINE: Layer.slots_step,
-    "slots, tiled": Layer.slots_tiled_step,
-    "replay": Layer.replay_step,
-    "replay, direct": Layer.replay_direct_step,
-}
-
-
-def check_that_all_agree() -> dict[str, float]:
-    """Returns the largest difference from ``slots`` over steps of changing acceptance, relative to the
-    largest output."""
-    worst = dict.fromkeys(VARIANTS, 0.0)
-    for shape, num_positions in itertools.product((BUNDLED, NANO_30B), POSITIONS):
-        layers = {name: Layer(shape, 2, num_positions, seed=0) for name in VARIANTS}
-        # Zero states absorb zero inputs: the first step may name any number of accepted positions.
-        for step in range(8):
-            accepted = 1 + step % num_positions
-            fresh = torch.randn(layers[BASELINE].xbc.shape, generator=torch.Generator().manual_seed(step))
-            outputs = {}
-            for name, layer in layers.items():
-                layer.xbc = fresh
-                outputs[name] = VARIANTS[name](layer, accepted)
-            expected = outputs[BASELINE]
-            for name, y in outputs.items():
-                worst[name] = max(worst[name], float((y - expected).abs().max() / expected.abs().max()))
-    if max(worst.values()) > 1e-5:
-        raise SystemExit(f"the variants compute different things: {worst}")
-    return worst
+FORMS: dict[str, Callable[[Layer], torch.Tensor]] = {"slots": Layer.slots_step, "replay": Layer.replay_step}
 
 
 def measure(
-    shape: Shape, num_rows: int, num_positions: int, num_layers: int, seconds: float
+    shape: Shape, num_rows: int, num_positions: int, num_layers: int, device: str, seconds: float
 ) -> list[dict[str, Any]]:
-    """Returns one result for each accepted count: medians over rounds, in each of which every variant runs
-    all layers."""
-    layers = [Layer(shape, num_rows, num_positions, seed) for seed in range(num_layers)]
+    """Returns one result for each accepted count: the medians of both forms' turns over all layers."""
+    layers = [Layer(shape, num_rows, num_positions, seed, device) for seed in range(num_layers)]
+    calls = {name: [functools.partial(step, layer) for layer in layers] for name, step in FORMS.items()}
+    if device == "cpu":
+        turns = {name: replayed_turn(steps) for name, steps in calls.items()}
+    else:
+        turns = {name: gpu_turn(steps)[0] for name, steps in calls.items()}
     results: list[dict[str, Any]] = []
     for accepted in sorted({1, num_positions // 2, num_positions}):
-        times: dict[str, list[float]] = {name: [] for name in VARIANTS}
-        end = time.perf_counter() + seconds
-        while time.perf_counter() < end or len(times[BASELINE]) < 13:
-            for name, step in VARIANTS.items():
-                start = time.process_time()
-                for layer in layers:
-                    step(layer, accepted)
-                times[name].append((time.process_time() - start) / num_layers)
-        rounds = {name: values[1:] for name, values in times.items()}  # the first fills caches
-        ratios = {
-            name: statistics.median(a / b for a, b in zip(rounds[BASELINE], values, strict=True))
-            for name, values in rounds.items()
+        for layer in layers:
+            layer.accept(accepted)
+        medians = take_turns(turns, seconds)
+        moved = {
+            "slots": num_rows * slots_bytes(shape, num_positions),
+            "replay": num_rows * replay_bytes(shape, num_positions, accepted),
         }
         results.append(
             {
@@ -227,9 +186,9 @@ def measure(
                 "positions": num_positions,
                 "accepted": accepted,
                 "layers": num_layers,
-                "rounds": len(rounds[BASELINE]),
-                "us_a_layer": {name: statistics.median(v) * 1e6 for name, v in rounds.items()},
-                "speedup_over_slots": ratios,
+                "us_a_layer": {name: time * 1e6 for name, time in medians.items()},
+                "gb_a_second": {name: moved[name] / time / 1e9 for name, time in medians.items()},
+                "replay_speedup": medians["slots"] / medians["replay"],
             }
         )
     return results
@@ -258,19 +217,21 @@ def print_counted(rows: list[dict[str, Any]]) -> None:
         print("| " + " | ".join(f"{v:.2f}" if isinstance(v, float) else str(v) for v in row.values()) + " |")
 
 
-def measure_all(seconds: float) -> list[dict[str, Any]]:
-    others = [name for name in VARIANTS if name != BASELINE]
-    print("| shape | batch | T | accepted | slots, µs a layer | " + " | ".join(others) + " |")
-    print("|---" * (5 + len(others)) + "|")
+def measure_all(options: argparse.Namespace) -> list[dict[str, Any]]:
+    print("| shape | batch | T | accepted | slots, µs a layer | replay, µs | replay is faster by |")
+    print("|---" * 7 + "|")
     measured = []
-    for shape, num_rows, num_positions in itertools.product((BUNDLED, NANO_30B), BATCHES, POSITIONS):
-        # Two layers of 32 of Nano's states are beyond any cache already.
-        num_layers = shape.num_layers if num_rows == 1 or shape is BUNDLED else 2
-        for result in measure(shape, num_rows, num_positions, num_layers, seconds):
+    for name, num_rows, num_positions in itertools.product(options.shapes, options.batches, POSITIONS):
+        # Two layers of 32 of Nano's states are beyond any CPU's cache already.
+        shape = SHAPES[name]
+        is_small = num_rows == 1 or shape is BUNDLED or options.device != "cpu"
+        num_layers = min(shape.num_layers, options.layers) if is_small else 2
+        for result in measure(shape, num_rows, num_positions, num_layers, options.device, options.seconds):
             measured.append(result)
-            ratios = " | ".join(f"{result['speedup_over_slots'][name]:.2f}x" for name in others)
-            cells = f"{shape.name} | {num_rows} | {num_positions} | {result['accepted']}"
-            print(f"| {cells} | {result['us_a_layer'][BASELINE]:,.0f} | {ratios} |", flush=True)
+            times = result["us_a_layer"]
+            cells = f"{name} | {num_rows} | {num_positions} | {result['accepted']}"
+            faster = f"{times['slots']:,.0f} | {times['replay']:,.0f} | {result['replay_speedup']:.2f}"
+            print(f"| {cells} | {faster} |", flush=True)
     return measured
 
 
@@ -278,20 +239,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seconds", type=float, default=2.0, help="time a cell")
+    parser.add_argument("--seconds", type=float, default=2.0, help="time a form has in each cell")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=[BUNDLED.name, NANO_30B.name])
+    parser.add_argument("--batches", nargs="+", type=int, default=BATCHES)
+    parser.add_argument("--layers", type=int, default=24, help="at most so many of a model's layers")
     parser.add_argument("--json", type=Path, help="write the figures there as well")
     options = parser.parse_args()
     torch.set_num_threads(1)
     counted = [row for shape in (NEMOTRON_8B, NANO_30B) for row in traffic(shape)]
     print_counted(counted)
+    print()
     with torch.inference_mode():
-        differences = check_that_all_agree()
-        print(f"\nlargest relative difference from slots: {differences}\n")
-        measured = measure_all(options.seconds)
+        measured = measure_all(options)
     if options.json:
-        shapes = [asdict(shape) for shape in (BUNDLED, NANO_30B, NEMOTRON_8B)]
-        report = {"machine": machine(), "shapes": shapes, "largest_relative_difference": differences}
-        report |= {"measured_on_cpu": measured, "counted_bytes": counted}
+        report = {"machine": machine(), "shapes": [asdict(shape) for shape in SHAPES.values()]}
+        report |= {"device": options.device, "measured": measured, "counted_bytes": counted}
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
 

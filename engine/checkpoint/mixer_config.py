@@ -92,6 +92,11 @@ class MambaConfig:
         bc_size = self.num_groups * self.state_size
         return self.d_inner, self.d_inner, bc_size, bc_size, self.num_heads
 
+    def kept_bytes(self, itemsize: int) -> int:
+        """Return the bytes that a replay keeps of a token: x, B, and each head's decay and step in float32
+        (:mod:`kernels.replay.selective_state_flush`)."""
+        return (self.d_inner + self.num_groups * self.state_size) * itemsize + 8 * self.num_heads
+
 
 @dataclass(frozen=True)
 class GatedDeltaNetConfig:
@@ -152,6 +157,11 @@ class GatedDeltaNetConfig:
     def state_shape(self) -> tuple[int, int, int]:
         """``heads, head_dim, state_size`` of a sequence's state in one layer."""
         return self.num_value_heads, self.value_head_dim, self.key_head_dim
+
+    def kept_bytes(self, itemsize: int) -> int:
+        """Return the bytes that a replay keeps of a token: v, and in float32 k and each head's decay and beta
+        (:mod:`kernels.replay.gated_delta_flush`)."""
+        return self.value_size * itemsize + 4 * self.key_size + 8 * self.num_value_heads
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,9 @@ SAMPLING_BYTES = 33
 Filters and draws hold nothing."""
 LIBRARIES_BYTES = 512 << 20
 """Assumed; nothing has measured it yet."""
+GPU_CACHE_FRACTION = 0.85
+"""The pools' greatest share of the GPU memory that is free once the weights are loaded. Steps get the rest,
+and more if they need more."""
 _TOKEN_TABLE_BYTES = 9
 """A token's count (int32), bias (float32) and whether the prompt has it (bool)."""
 _FLOAT = 4
@@ -91,3 +94,8 @@ def activation_bytes(model: ModelConfig, tp: TensorParallel) -> int:
         widths.append(itemsize * (moe.experts_per_token * routed + hidden) + _FLOAT * moe.num_experts)
     residual = _FLOAT if model.residual_in_fp32 else itemsize
     return max(widths) + 2 * hidden * (itemsize + residual)
+
+
+def gpu_cache_bytes(free_bytes: int, step_bytes: int) -> int:
+    """Returns the pools' part of the GPU memory that is free once the weights are loaded."""
+    return max(0, min(int(free_bytes * GPU_CACHE_FRACTION), free_bytes - step_bytes))

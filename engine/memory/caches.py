@@ -13,13 +13,15 @@ KV, and a model without recurrent layers has no states. The entries of such a po
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
 from engine.memory.async_copy import upload
 from kernels.cpu.host_memory import host_zeros
+from kernels.replay.gated_delta_flush import KeptDeltaInputs
+from kernels.replay.selective_state_flush import KeptSsmInputs
 from wire.messages.layout import Axis, Layout, Ranges, Segment
 
 _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -116,6 +118,15 @@ class CacheSpec:
 
 
 @dataclass(frozen=True)
+class KeptInputs:
+    """What rows that replay keep of a recurrent layer's inputs (:mod:`kernels.replay.kept_inputs`)."""
+
+    conv: torch.Tensor
+    """``[N + 1, 2 T, conv_channels]``"""
+    scan: KeptSsmInputs | KeptDeltaInputs
+
+
+@dataclass(frozen=True)
 class LayerCaches:
     """Views of the pools, one for each layer: ``i`` counts attention layers, ``j`` recurrent layers.
 
@@ -130,6 +141,8 @@ class LayerCaches:
     ssm: list[torch.Tensor]
     stochastic_rounding: bool = False
     """Whether ``ssm`` is rounded stochastically if it is stored in 16 bits."""
+    kept: list[KeptInputs] = field(default_factory=list)
+    """One for each recurrent layer if decode rows replay, else none."""
 
 
 class Caches:

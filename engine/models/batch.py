@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from kernels.replay.kept_inputs import PendingRows
 from kernels.ssm.boundaries import Boundaries
 
 
@@ -29,6 +30,9 @@ class DecodeRows:
     write_slots: Tensor
     """``[R, T]`` slot that receives the state after each position; 0 if this state is not written."""
     max_seq_len: int
+    pending: PendingRows | None = None
+    """Given if rows replay: then the state before position 0 lacks the pending tokens, and ``write_slots``
+    are not used."""
 
 
 @dataclass(frozen=True)

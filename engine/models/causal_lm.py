@@ -17,7 +17,9 @@ from engine.models.batch import Batch
 from engine.models.block import BlockStack
 from engine.models.builder import Builder
 from engine.models.family import Family
+from engine.models.layers.gated_delta_net import GatedDeltaNet
 from engine.models.layers.linear import Linear
+from engine.models.layers.mamba_mixer import MambaMixer
 from engine.models.mtp import Mtp
 from engine.parallel.tensor_parallel import ALONE, TensorParallel
 from kernels.linear.embedding import embedding
@@ -50,6 +52,13 @@ class CausalLM:
             weight_dtype=weights.weight_dtype,
         )
         self.mtp = Mtp(family, config, weights, self.embeddings, tp) if mtp else None
+
+    @property
+    def recurrent_layers(self) -> list[MambaMixer | GatedDeltaNet]:
+        """The mixers that keep states, in the order of their states in the caches."""
+        mixers = (mixer for block in self.layers.blocks for mixer in block.mixers)
+        found = [mixer for mixer in mixers if isinstance(mixer, MambaMixer | GatedDeltaNet)]
+        return sorted(found, key=lambda mixer: mixer.index)
 
     def forward(self, batch: Batch, caches: LayerCaches) -> Tensor:
         """Run all tokens of ``batch`` and update the caches.

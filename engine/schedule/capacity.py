@@ -6,7 +6,7 @@ change. So the error names what is missing, and which settings with which values
 | slots | are |
 |---|---|
 | null | index 0, which padding points at |
-| running | ``1 + k`` for every sequence: each of the k drafts of a step keeps a state |
+| running | ``1 + k`` for every sequence: each of the k drafts of a step keeps a state; 1 if rows *replay* |
 | leased | on a prefill server: one more for each sequence, whose state a decode server is to read |
 | cached | states that only the prefix cache holds |
 | read | the number by which sequences exceed cached slots, so that each sequence can read a cached state |
@@ -14,6 +14,9 @@ change. So the error names what is missing, and which settings with which values
 A running sequence may start its next step from a cached state, which then can't be evicted. If there were no
 slot for that state in addition to the running slots, a request whose prefix is cached would have to wait
 until another request ends.
+
+Rows that replay keep the inputs of two steps beside the pools (:mod:`kernels.replay.kept_inputs`). These
+bytes are a part of the budget.
 
 Memory that a model does not keep takes no bytes and limits nothing. Without recurrent layers the only slot is
 the null slot. Without attention layers the only block is the null block, and a sequence of any length has no
@@ -45,6 +48,13 @@ class CapacityPlan:
     max_model_len: int
     num_speculative: int = 0
     """k: drafts in a step."""
+    kept_bytes: int = 0
+    """Inputs that decode rows keep; 0: each position has a slot for its state."""
+
+    @property
+    def replays(self) -> bool:
+        """Whether a decode row has one slot, and repeats the accepted inputs of its last step."""
+        return self.kept_bytes > 0
 
     @property
     def has_kv(self) -> bool:
@@ -73,7 +83,7 @@ class CapacityPlan:
 
     @property
     def num_bytes(self) -> int:
-        return self.num_blocks * self.block_bytes + self.num_slots * self.slot_bytes
+        return self.num_blocks * self.block_bytes + self.num_slots * self.slot_bytes + self.kept_bytes
 
     @property
     def max_held(self) -> int:
@@ -122,6 +132,7 @@ def count_slots(
     num_speculative: int,
     cache_mode: CacheModeName,
     num_cached_states: int | None,
+    replays: bool = False,
 ) -> SlotCount:
     """Counts the slots with which ``max_num_seqs`` sequences can always run at once.
 
@@ -134,7 +145,7 @@ def count_slots(
         cached = 2 * max_num_seqs if num_cached_states is None else num_cached_states
         read = max(0, max_num_seqs - cached)
     return SlotCount(
-        running=max_num_seqs * (1 + num_speculative),
+        running=max_num_seqs * (1 if replays else 1 + num_speculative),
         leased=max_num_seqs if role == "prefill" else 0,
         cached=cached,
         read=read,
@@ -154,6 +165,19 @@ class Demand:
     num_cached_states: int | None = None
     num_speculative: int = 0
     """k: drafts in a step."""
+    kept_token_bytes: int = 0
+    """Bytes that a decode row keeps of a token to replay it; 0: each position has a slot for its state."""
+
+    @property
+    def replays(self) -> bool:
+        """Whether a decode row has one slot, and repeats the accepted inputs of its last step."""
+        return self.kept_token_bytes > 0 and self.num_speculative > 0
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of the inputs of two steps that all rows keep, the null row among them."""
+        num_tokens = 2 * (1 + self.num_speculative) * (self.max_num_seqs + 1)
+        return num_tokens * self.kept_token_bytes if self.replays else 0
 
     @property
     def slots(self) -> SlotCount:
@@ -165,6 +189,7 @@ class Demand:
             num_speculative=self.num_speculative,
             cache_mode=self.cache_mode,
             num_cached_states=self.num_cached_states,
+            replays=self.replays,
         )
 
     @property
@@ -223,7 +248,7 @@ class Demand:
     @property
     def min_bytes(self) -> int:
         """The smallest budget that :meth:`within` accepts."""
-        return self.slots_bytes + self.min_blocks * self.block_bytes
+        return self.slots_bytes + self.kept_bytes + self.min_blocks * self.block_bytes
 
     def within(
         self, budget_bytes: int, budget_setting: Callable[[int], str] = "`cache_memory_bytes` {}".format
@@ -239,7 +264,8 @@ class Demand:
             raise CapacityError(self._refusal(budget_bytes, budget_setting))
         num_blocks = self.max_blocks
         if self.block_bytes:
-            num_blocks = min(num_blocks, (budget_bytes - self.slots_bytes) // self.block_bytes)
+            left = budget_bytes - self.slots_bytes - self.kept_bytes
+            num_blocks = min(num_blocks, left // self.block_bytes)
         return CapacityPlan(
             num_blocks,
             self.slots.total,
@@ -248,10 +274,13 @@ class Demand:
             self.slot_bytes,
             self.max_model_len,
             self.num_speculative,
+            self.kept_bytes,
         )
 
     def _refusal(self, budget_bytes: int, budget_setting: Callable[[int], str]) -> str:
         needs = [self._slots_text()] if self.spec.has_state else []
+        if self.replays:
+            needs.append(f"inputs that {self.max_num_seqs} sequences keep = {size_text(self.kept_bytes)}")
         needs += [self._blocks_text()] if self.spec.has_kv else []
         fitting = [budget_setting(self.min_bytes), *self._fitting_settings(budget_bytes)]
         remedy = "; this would fit: " if len(fitting) == 1 else "; each of these would fit: "
@@ -262,7 +291,8 @@ class Demand:
 
     def _slots_text(self) -> str:
         slots = self.slots
-        parts = ["1 null", f"{self.max_num_seqs} sequences x (1 + {self.num_speculative}) running"]
+        each = "" if self.replays else f" x (1 + {self.num_speculative})"
+        parts = ["1 null", f"{self.max_num_seqs} sequences{each} running"]
         parts += [
             f"{number} {name}"
             for number, name in (

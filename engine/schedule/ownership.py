@@ -44,8 +44,8 @@ class Ownership:
         self.sessions = Sessions(self.cache)
         self._mode = mode
         self._plan = plan
-        self._num_slots = num_positions if plan.has_state else 0
-        """Slots that each request owns: one per position."""
+        self._num_slots = (1 if plan.replays else num_positions) if plan.has_state else 0
+        """Slots that each request owns: one per position, or one if decode rows replay."""
         self._rows = list(range(max_num_seqs - 1, -1, -1))
 
     @property
@@ -264,7 +264,9 @@ class Ownership:
             # flight when this step was launched.
             is_ahead = not is_decode or boundary is memory.boundary
             if is_ahead and boundary.length <= request.num_computed:
-                self._put(request, boundary)
+                # Where rows replay, a decode row starts from its own slot and not from the boundary's.
+                is_newest = boundary.length == request.num_computed
+                self._put(request, boundary, next_read=is_newest and not (is_decode and self._plan.replays))
 
     def quiet_until(self, request: Request) -> int:
         """Computes :attr:`Request.quiet_until` of a request whose next rows decode its answer."""
@@ -295,11 +297,10 @@ class Ownership:
         if not row.is_decode:
             self.slots.free([boundary.slot for boundary in row.boundaries])
 
-    def _put(self, request: Request, boundary: StateBoundary) -> None:
+    def _put(self, request: Request, boundary: StateBoundary, *, next_read: bool) -> None:
         """Gives the cache a state that a step wrote, unless the cache has a state there already.
 
-        If the state is the request's newest one, the next step reads it, no matter whether the cache or the
-        request owns the slot.
+        ``next_read``: the next step reads the state, no matter whether cache or request owns the slot.
         """
         memory = request.memory
         if boundary is memory.boundary:
@@ -309,7 +310,7 @@ class Ownership:
         node, session = memory.nodes[num_blocks - 1], "" if place == Place.BRANCH else request.session
         state = self.cache.put_state(node, boundary.slot, place, session)
         self.sessions.note(request.session, node.key)
-        if boundary.length == request.num_computed:
+        if next_read:
             memory.read_state, memory.read_slot = state, boundary.slot
         elif state is None:
             self.slots.free([boundary.slot])

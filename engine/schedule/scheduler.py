@@ -353,7 +353,7 @@ class Scheduler:
         """Returns the memory of a request that has to be moved: its state, and the blocks it has filled,
         except the first ``num_shared``."""
         block_ids = request.memory.block_ids[num_shared : self.capacity.blocks_for(request.num_computed)]
-        return Swap(request.request_id, tuple(block_ids), request.memory.state_slot)
+        return Swap(request.request_id, tuple(block_ids), request.memory.state_slot, request.row)
 
     def _admit(self) -> tuple[list[Fork], list[Request], list[Swap]]:
         """Forks computed prompts, resumes preempted requests and admits waiting ones, while there is room."""

@@ -18,6 +18,8 @@ class Swap:
     request_id: str
     block_ids: tuple[int, ...]
     slot: int
+    row: int = -1
+    """The request's row when the plan was made."""
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ that have changed are written. In either case only these cells and the rows' num
 | input ids, positions, slot mapping | ``[R, T]`` | the step | 0 |
 | sequence lengths, slots to read | ``[R]`` | the step | 0 |
 | slots to write | ``[R, T]`` | the step | 0 |
+| pending tokens, if rows replay | ``[R]`` | the step | 0 |
 | accepted | ``[R]`` | the step | 0 |
 | results | ``[R, T + 3]`` | the step | 0 |
 
@@ -42,6 +43,7 @@ from engine.row_kinds import PlannedRow
 from engine.step.row_progress import RowState
 from engine.step.row_table import RowTable
 from engine.step.step_table import StepTable
+from kernels.replay.kept_inputs import PendingRows
 from kernels.speculation.accept_drafts import AcceptDrafts
 from kernels.speculation.prepare_rows import PrepareRows
 
@@ -99,14 +101,25 @@ class StepViews:
     write_slots: torch.Tensor
     accepted: torch.Tensor
     results: torch.Tensor
+    pending: PendingRows | None
+    """None if rows don't replay."""
 
 
 class StepBuffers:
     """The buffers for decode rows of up to ``rows.num_rows`` requests."""
 
-    def __init__(self, rows: RowTable, state: RowState, *, block_size: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        rows: RowTable,
+        state: RowState,
+        *,
+        block_size: int,
+        device: torch.device,
+        replays: bool = False,
+    ) -> None:
         num_positions = rows.slots.shape[1]
         self._table = rows
+        self._pending = state.pending
         self._sizes = capture_sizes(rows.num_rows)
         self._num_positions = num_positions
         self._stage = 0
@@ -139,6 +152,7 @@ class StepBuffers:
         self.write_slots = made(num_positions)
         self.accepted = made()
         self.results = made(num_positions + 3, dtype=torch.int64)
+        self.pending_counts = made() if replays else None
         self._prepare_rows = PrepareRows(
             rows=self.rows.device,
             tokens=state.tokens,
@@ -204,8 +218,16 @@ class StepBuffers:
                 self.write_slots[:num_rows],
                 self.accepted[:num_rows],
                 self.results[:num_rows],
+                self._pending_rows(num_rows),
             )
         return views
+
+    def _pending_rows(self, num_rows: int) -> PendingRows | None:
+        if self.pending_counts is None:
+            return None
+        return PendingRows(
+            self.rows.device[:num_rows], self.pending_counts[:num_rows], self.seq_lens[:num_rows]
+        )
 
     def prepare(self, num_rows: int, *, max_seq_len: int) -> Batch:
         """Make the batch of the loaded rows. Logits are computed at every position.
@@ -214,6 +236,8 @@ class StepBuffers:
         """
         self._prepare_rows(num_rows)
         views = self.views(num_rows)
+        if views.pending is not None:
+            views.pending.counts.copy_(self._pending[views.rows])
         return Batch(
             input_ids=views.input_ids,
             positions=views.positions,
@@ -226,6 +250,7 @@ class StepBuffers:
                 read_slots=views.read_slots,
                 write_slots=views.write_slots,
                 max_seq_len=max_seq_len,
+                pending=views.pending,
             ),
             prefill=None,
         )

@@ -3,7 +3,8 @@
     prepare   decode rows: inputs and indices from the last step's results (kernels/speculation/)
     forward   the model over all tokens; updates KV and states
     sample    at every position, the next token that the target chooses itself
-    accept    keeps drafts that equal these tokens, advances the tables (kernels/speculation/accept_drafts.py)
+    accept    keeps drafts that equal these tokens, advances the tables (kernels/speculation/accept_drafts.py,
+              engine/step/draft_states.py)
     draft     guesses inputs of the next step
 
 The *target* is the served model, in contrast to the drafter. In shapes, ``n`` is the number of the step's
@@ -14,6 +15,7 @@ graph (:mod:`engine.step.graph`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -111,7 +113,8 @@ class StepTensors:
 class StepProgram:
     """Runs steps on its model, caches and row tables.
 
-    ``accept`` is bound to the step buffers, which hold the rows of decode-only steps.
+    ``accept`` is bound to the step buffers, which hold the rows of decode-only steps. ``note_accepted`` is
+    called when a step has accepted its drafts.
     """
 
     def __init__(
@@ -121,11 +124,13 @@ class StepProgram:
         state: RowState,
         sampler: Sampler,
         accept: AcceptDrafts,
+        note_accepted: Callable[[Step], None],
         drafter: Drafter,
         recorded: RecordedForward | None = None,
     ) -> None:
         self._recorded = recorded
         self._accept_buffered = accept
+        self._note_accepted = note_accepted
         self._model = model
         self._caches = caches
         self._state = state
@@ -148,6 +153,7 @@ class StepProgram:
                 prefill_logits = self._sample_prefill(step, step.ends, hidden, token_ids, is_finite)
                 self._place_prefill(step, step.ends)
         self._accept(step, token_ids, is_finite)
+        self._note_accepted(step)
         self._sampler.commit(step.rows, step.results, step.accepted, step.needs, forced=step.forced)
         self._drafter.draft(step, hidden)
         return StepTensors(hidden, decode_logits, prefill_logits)

@@ -11,6 +11,7 @@ the previous step was read back. What the host has written reaches the device be
 | num_drafts | ``[N + 1]`` | number of drafts; the tokens after them are dummies, which are always rejected |
 | num_computed | ``[N + 1]`` | number of tokens whose KV and state exist |
 | state_slot | ``[N + 1]`` | slot with the state after these tokens, chosen by the step that wrote the state |
+| pending | ``[N + 1]`` | number of these tokens that the state lacks, if rows replay (draft_states.py) |
 | active | ``[N + 1]`` | 1, or 0 if the row has reached its end or has no request |
 | limit | ``[N + 1]`` | maximum number of tokens of prompt and answer together |
 | max_drafts | ``[N + 1]`` | k, or 0 for a request without speculation |
@@ -27,7 +28,7 @@ from engine.memory.index_pool import NULL_INDEX
 from engine.memory.row_fields import RowFields
 from engine.request import Request
 
-_INTEGERS = ("num_drafts", "num_computed", "state_slot", "active", "limit", "max_drafts")
+_INTEGERS = ("num_drafts", "num_computed", "state_slot", "pending", "active", "limit", "max_drafts")
 
 
 class RowState:
@@ -42,6 +43,7 @@ class RowState:
         self.num_drafts = tables["num_drafts"]
         self.num_computed = tables["num_computed"]
         self.state_slot = tables["state_slot"]
+        self.pending = tables["pending"]
         self.active = tables["active"]
         self.limit = tables["limit"]
         self.max_drafts = tables["max_drafts"]
@@ -55,6 +57,7 @@ class RowState:
             num_drafts=0,
             num_computed=request.num_computed,
             state_slot=request.memory.state_slot,
+            pending=0,
             active=1,
             limit=request.num_prompt + (0 if params is None else params.max_tokens),
             max_drafts=self._num_drafts if params is not None and params.speculate else 0,

@@ -19,7 +19,7 @@ class RowTable:
 
     A row has ``num_columns`` blocks and ``num_positions`` slots. Its blocks suffice for a sequence of maximum
     length and the drafts after its end. If a model keeps no KV, the table of blocks stays null; if it keeps
-    no states, the table of slots does.
+    no states, the table of slots does. A request with a single slot has it at every position.
     """
 
     def __init__(self, num_rows: int, num_columns: int, num_positions: int) -> None:
@@ -40,8 +40,8 @@ class RowTable:
 
     def fill(self, request: Request) -> None:
         """Write an admitted request's blocks and slots into its row."""
-        slots = request.memory.slots
-        self.slots[request.row, : len(slots)] = slots
+        if request.memory.slots:
+            self.slots[request.row] = request.memory.slots
         self._new_slots.add(request.row)
         self.extend(request)
 

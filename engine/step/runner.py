@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 
 import torch
 
 from engine.config import EngineConfig
-from engine.memory.caches import Caches
+from engine.memory.caches import Caches, LayerCaches
 from engine.memory.row_fields import send
 from engine.models.causal_lm import CausalLM
 from engine.request import Request
@@ -21,6 +22,7 @@ from engine.schedule.step_plan import StepPlan
 from engine.step.batch_builder import BatchBuilder
 from engine.step.buffers import StepBuffers
 from engine.step.checks import Checks
+from engine.step.draft_states import DraftStates, ReplayedStates, SlotStates
 from engine.step.drafters import MtpDrafter, NgramDrafter
 from engine.step.grammar_masks import GrammarMasks
 from engine.step.graph import StepGraphs
@@ -66,16 +68,23 @@ class StepRunner:
         self._masks = GrammarMasks(num_rows, config.num_positions, model.config.vocab_size, device)
         self._budgets = ThinkingBudgets(num_rows, device)
         sampler = Sampler(self._sampling, self._masks.table, self._budgets)
-        self._buffers = StepBuffers(rows, self.state, block_size=config.block_size, device=device)
+        self._buffers = StepBuffers(
+            rows, self.state, block_size=config.block_size, device=device, replays=capacity.replays
+        )
+        self._states: DraftStates = SlotStates(caches.layers)
+        if capacity.replays:
+            log.info("decode rows replay drafted tokens: inputs of %d bytes are kept", capacity.kept_bytes)
+            self._states = ReplayedStates(model, caches, self.state, rows)
+        layers = self._states.layers
         self._reporting: set[int] = set()
         """Rows whose requests want log-probabilities, of their prompt or their answer."""
-        self._drafter = self._make_drafter(config, caches, sampler)
+        self._drafter = self._make_drafter(config, layers, sampler)
         self._builder = BatchBuilder(rows, self._buffers, block_size=config.block_size, device=device)
         accept = self._buffers.accept_drafts(self.state, self._sampling.stop_ids)
         captures = config.role != "prefill" and not config.sanitize
-        recorded = RecordedForward(model, caches.layers) if captures and _records(model) else None
+        recorded = RecordedForward(model, layers) if captures and _records(model) else None
         self._program = StepProgram(
-            model, caches.layers, self.state, sampler, accept, self._drafter, recorded
+            model, layers, self.state, sampler, accept, self._states.accepted, self._drafter, recorded
         )
         self._graphs = StepGraphs(
             self._program,
@@ -86,12 +95,12 @@ class StepRunner:
             captures=captures,
         )
 
-    def _make_drafter(self, config: EngineConfig, caches: Caches, sampler: Sampler) -> Drafter:
+    def _make_drafter(self, config: EngineConfig, layers: LayerCaches, sampler: Sampler) -> Drafter:
         name = config.resolve_drafter(self._model.config)
         if name == "mtp":
             return MtpDrafter(
                 self._model,
-                caches.layers,
+                layers,
                 self.state,
                 sampler,
                 num_drafts=config.num_positions - 1,
@@ -109,7 +118,8 @@ class StepRunner:
 
     @torch.inference_mode()
     def capture(self) -> None:
-        """Capture the graphs of all batch sizes. On a CPU this does nothing."""
+        """Compile what no step runs, and capture the graphs of all batch sizes, of which a CPU has none."""
+        self._states.warm_up()
         self._graphs.capture_all()
 
     def begin(self, request: Request) -> None:
@@ -119,6 +129,7 @@ class StepRunner:
         """
         self._rows.fill(request)
         self.state.fill(request)
+        self._states.begin(request)
         if request.params is not None:
             self._sampling.fill(request)
             if request.params.logprobs is not None:
@@ -134,9 +145,21 @@ class StepRunner:
         self._rows.clear(row)
         self._reporting.discard(row)
         self.state.clear(row)
+        self._states.end(row)
         self._sampling.clear(row)
         self._masks.clear(row)
         self._budgets.clear(row)
+
+    def flush(self, rows: Sequence[int]) -> None:
+        """Complete the states of rows that are not in flight, before others read them in the pool."""
+        if rows:
+            self._send()
+            self._states.flush(rows)
+
+    def complete(self, row: int) -> None:
+        """Complete a row's state and wait for it, so that another server may read it."""
+        self._send()  # the row may have been filled since the last step
+        self._states.complete(row)
 
     def allow(self, request: Request) -> None:
         """Write the new grammar masks of a running request."""
@@ -171,12 +194,14 @@ class StepRunner:
         eventful = plan.eventful_rows
         for row in eventful:
             self._rows.extend(row.request)
+        self._states.before(eventful)
         idle = {row.request for row in eventful if not row.samples}
         sampling = [row.request for row in rows if row.request not in idle]
         needs = self._sampling.needs(sampling)
         max_seq_len = self._most_tokens(plan.decode_rows)
         if plan.prefill_rows:
-            self._buffers.load(plan.decode_rows, len(plan.decode_rows), plan.restless_rows)
+            restless = self._states.restless_rows(plan)
+            self._buffers.load(plan.decode_rows, len(plan.decode_rows), restless)
             step = self._builder.mixed_step(plan, needs, max_seq_len=max_seq_len)
             self._checks.compare(plan, step.batch)
             tensors = self._program.run(step)
@@ -186,6 +211,7 @@ class StepRunner:
             step, tensors, run = self._launch_decode(
                 plan, needs, max_seq_len, num_rows=num_rows, samples=bool(sampling), replays=replays
             )
+        self._states.after(eventful)
         return LaunchedStep.follow(
             plan,
             step,
@@ -233,7 +259,7 @@ class StepRunner:
         not keep the hidden states. It is False too if the group's step is mixed: no captured graph has the
         collectives of such a step.
         """
-        self._buffers.load(plan.decode_rows, num_rows, plan.restless_rows)
+        self._buffers.load(plan.decode_rows, num_rows, self._states.restless_rows(plan))
         replayed = self._graphs.replay(num_rows, needs) if replays else None
         if replayed is not None:
             return *replayed, "graph"

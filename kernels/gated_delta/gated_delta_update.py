@@ -14,6 +14,7 @@ the heads among ranks. (transformers and fla keep the transpose of S.)
 With k drafts, a decode row has ``T = 1 + k`` positions. The state after each position goes to its own slot,
 so that the next step may start after any accepted prefix. A state of 16 bits is rounded after every position
 (kernels/formats/stochastic_round.py), and the next position starts from the rounded state.
+kernels/replay/gated_delta_replay.py has another form of this step, with one slot per row.
 
 | device | form |
 |---|---|
@@ -72,11 +73,11 @@ def reference_scan(
     o = torch.zeros(v.shape, dtype=v.dtype, device=v.device)
     for row in rows:
         inputs = (t[row.tokens].to(acc) for t in (q, k, v, a, b))
-        row.scan(_reference_step, _reference_tokens(inputs, A.to(acc), dt_bias.to(acc)), state, o, rounding)
+        row.scan(reference_step, reference_tokens(inputs, A.to(acc), dt_bias.to(acc)), state, o, rounding)
     return o
 
 
-def _reference_tokens(inputs: Iterable[Tensor], A: Tensor, dt_bias: Tensor) -> Iterator[tuple[Tensor, ...]]:
+def reference_tokens(inputs: Iterable[Tensor], A: Tensor, dt_bias: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Yield ``(q', k', v, exp(g), beta)`` of each token, q' and k' ``[Hv, Dk]``, from inputs of n tokens."""
     q, k, v, a, b = inputs
     decay, beta = torch.exp(A * F.softplus(a + dt_bias)), torch.sigmoid(b)
@@ -85,7 +86,7 @@ def _reference_tokens(inputs: Iterable[Tensor], A: Tensor, dt_bias: Tensor) -> I
     return zip(q, k, v, decay, beta, strict=True)
 
 
-def _reference_step(
+def reference_step(
     S: Tensor, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return the next state ``[Hv, Dv, Dk]`` and the output ``[Hv, Dv]``."""
@@ -93,6 +94,15 @@ def _reference_step(
     error = v - (S * k[:, None, :]).sum(dim=-1)
     S = S + (beta[:, None] * error)[:, :, None] * k[:, None, :]
     return S, (S * q[:, None, :]).sum(dim=-1)
+
+
+@triton_jit
+def advance_tile(S, k, v, decay, beta):
+    """Return the state's tile ``[BLOCK_V, BLOCK_K]`` after a token, whose k is normalized, in every form of
+    the decode step."""
+    S *= decay
+    error = v - tl.sum(S * k[None, :], axis=1)
+    return S + (beta * error)[:, None] * k[None, :]
 
 
 # One program per (row, value head, BLOCK_V rows of the state): its [BLOCK_V, Dk] tile stays in registers over
@@ -177,9 +187,7 @@ def _update_tiles_kernel(
             b = tl.load(b_row + (i + 1) * b_position_stride)
         q_i *= scale / tl.sqrt(tl.sum(q_i * q_i, axis=0) + norm_eps)
         k_i *= 1.0 / tl.sqrt(tl.sum(k_i * k_i, axis=0) + norm_eps)
-        S *= tl.exp(A * time_step(a_i + dt_bias, 0.0, float("inf")))
-        error = v_i - tl.sum(S * k_i[None, :], axis=1)
-        S += (beta * error)[:, None] * k_i[None, :]
+        S = advance_tile(S, k_i, v_i, tl.exp(A * time_step(a_i + dt_bias, 0.0, float("inf"))), beta)
         o = tl.sum(S * q_i[None, :], axis=1)
         tl.store(o_row + i * num_heads * value_dim, o.to(o_ptr.dtype.element_ty), mask=live_v)
         elements = rows[:, None] * key_dim + columns[None, :]

@@ -41,7 +41,7 @@ NORM_EPS = 1e-6
 """Added to the sum of squares when q and k are normalized to length one."""
 
 _EPS, _ZERO, _ONE = np.float32(NORM_EPS), np.float32(0), np.float32(1)
-_ROWS_AHEAD = 16  # distance of prefetches in rows: the core's own prefetcher does not look so far ahead
+ROWS_AHEAD = 16  # distance of prefetches in rows: the core's own prefetcher does not look so far ahead
 
 
 @cpu_jit
@@ -81,7 +81,7 @@ def dot(x, i, y, j, width):
 
 
 @cpu_jit
-def _advance_row(
+def advance_row(
     source, s, target, t, decay, beta, kq, keys, queries, at, v, y, out, width, by_chance, key, element
 ):  # fmt: skip
     """Advance one row of a state by one token, number by number, if there are too few rows for vectors."""
@@ -93,7 +93,7 @@ def _advance_row(
 
 
 @cpu_jit
-def _read_tails(source, s, stride, keys, queries, at, begin, width, tails):
+def read_tails(source, s, stride, keys, queries, at, begin, width, tails):
     """Return what columns from ``begin`` on add to :func:`read_half`."""
     half = lanes() // 2
     for p in range(half):
@@ -106,7 +106,7 @@ def _read_tails(source, s, stride, keys, queries, at, begin, width, tails):
 
 
 @cpu_jit
-def _update_tails(
+def update_tails(
     source, s, stride, target, t, target_stride, decay, changes, keys, at, begin, width, by_chance, key,
     element,
 ):  # fmt: skip
@@ -166,7 +166,7 @@ def update_heads(
             source, s, stride = state, read_slots[r] * slot_stride + inside, row_stride
             sums = splat(_ZERO)
             if num_rows == half:
-                sums = read_half(source, s, stride, _ROWS_AHEAD * stride, keys, queries, 0, whole)
+                sums = read_half(source, s, stride, ROWS_AHEAD * stride, keys, queries, 0, whole)
             for i in range(num_positions):
                 target, t, target_stride = unwritten, 0, width
                 if write_slots[r, i] != 0:
@@ -174,16 +174,16 @@ def update_heads(
                 at, o = i * width, r * v_strides[0] + i * v_strides[1] + h * v_strides[2] + p
                 out = row_out + i * num_heads * head_dim + p
                 if num_rows == 1:
-                    _advance_row(
+                    advance_row(
                         source, s, target, t, decay[i], beta[i], kq[i], keys, queries, at, v[o], y, out,
                         width, by_chance, rounding_keys[i], p * width,
                     )  # fmt: skip
                 else:
                     if whole < width:
-                        rest = _read_tails(source, s, stride, keys, queries, at, whole, width, tails)
+                        rest = read_tails(source, s, stride, keys, queries, at, whole, width, tails)
                         sums = add(sums, rest)
                     u = solve_half(sums, decay[i], beta[i], kq[i], v, o, y, out)
-                    ahead = _ROWS_AHEAD * target_stride
+                    ahead = ROWS_AHEAD * target_stride
                     if i + 1 < num_positions:
                         sums = update_and_read_half(
                             source, s, stride, target, t, target_stride, ahead, decay[i], u, keys, queries,
@@ -196,7 +196,7 @@ def update_heads(
                         )  # fmt: skip
                     if whole < width:
                         store(changes, 0, u)
-                        _update_tails(
+                        update_tails(
                             source, s, stride, target, t, target_stride, decay[i], changes, keys, at, whole,
                             width, by_chance, rounding_keys[i], p * width,
                         )  # fmt: skip

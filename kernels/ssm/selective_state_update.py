@@ -9,6 +9,7 @@ There are R rows; H heads of P channels; G groups; N state columns per channel. 
 goes to its own slot, so that the next step may start after any accepted prefix. A state of 16 bits
 is rounded after every position (kernels/formats/stochastic_round.py), and the next position starts from the
 rounded state. So the stored state does not depend on how positions were divided among steps.
+kernels/replay/selective_state_replay.py has another form of this step, with one slot per row.
 
 | device | form |
 |---|---|
@@ -73,10 +74,17 @@ def reference_tokens(
     inputs = list(inputs)
     acc = torch.promote_types(inputs[0].dtype, torch.float32)
     x, dt, B, C = (t.to(acc) for t in inputs)
-    step = F.softplus(dt + dt_bias.to(acc)).clamp(*dt_limit)
+    decay, step = reference_gates(dt, A, dt_bias, dt_limit)
     B, C = (t.repeat_interleave(x.shape[1] // t.shape[1], dim=1) for t in (B, C))
-    decay, skipped = torch.exp(A.to(acc) * step), D.to(acc)[:, None] * x
-    return zip(step[..., None] * x, decay, B, C, skipped, strict=True)
+    return zip(step[..., None] * x, decay, B, C, D.to(acc)[:, None] * x, strict=True)
+
+
+def reference_gates(
+    dt: Tensor, A: Tensor, dt_bias: Tensor, dt_limit: tuple[float, float]
+) -> tuple[Tensor, Tensor]:
+    """Return ``exp(A dt')`` and ``dt'``."""
+    step = F.softplus(dt + dt_bias.to(dt.dtype)).clamp(*dt_limit)
+    return torch.exp(A.to(dt.dtype) * step), step
 
 
 def reference_step(
@@ -85,6 +93,12 @@ def reference_step(
     """Return the next state ``[H, P, N]`` and the output ``[H, P]``."""
     h = decay[:, None, None] * h + u[:, :, None] * B[:, None, :]
     return h, (h * C[:, None, :]).sum(dim=-1) + skipped
+
+
+@triton_jit
+def advance_tile(h, x, decay, step, B):
+    """Return the state's tile ``[BLOCK_P, BLOCK_N]`` after a token, in every form of the decode step."""
+    return h * decay + (step * x)[:, None] * B[None, :]
 
 
 # One program per (row, head, BLOCK_P rows of the state): its [BLOCK_P, N] tile stays in registers over all
@@ -165,7 +179,7 @@ def _update_tiles_kernel(
             B = tl.load(B_row + (i + 1) * B_position_stride, mask=live_n, other=0.0)
             C = tl.load(C_row + (i + 1) * C_position_stride, mask=live_n, other=0.0)
         step = time_step(dt_i + dt_bias, dt_min, dt_max)
-        h = h * tl.exp(A * step) + (step * x_i)[:, None] * B_i[None, :]
+        h = advance_tile(h, x_i, tl.exp(A * step), step, B_i)
         y = tl.sum(h * C_i[None, :], axis=1) + D * x_i
         tl.store(y_row + i * num_heads * head_dim, y.to(y_ptr.dtype.element_ty), mask=live_p)
         elements = p[:, None] * state_dim + n[None, :]

@@ -46,7 +46,7 @@ def softplus(v):
 
 
 @cpu_jit
-def _advance_tails(
+def advance_tails(
     source, s, stride, target, t, target_stride, decay, gains, B, b, C, c, tails, num_rows, begin, width,
     by_chance, key, element,
 ):  # fmt: skip
@@ -77,7 +77,7 @@ def _advance_numbers(
 
 
 @cpu_jit
-def _time_step(dt, dt_limit):
+def time_step(dt, dt_limit):
     """Return softplus within limits. Uses comparisons, because min() and max() lose a NaN."""
     step = softplus(dt)
     if step < dt_limit[0]:
@@ -95,7 +95,7 @@ def scan_steps(dt, dt_bias, A, dt_limit, step, decay, begin, end):
     """
     for h in range(begin, end):
         for t in range(dt.shape[0]):
-            step[h, t] = _time_step(dt[t, h] + dt_bias[h], dt_limit)
+            step[h, t] = time_step(dt[t, h] + dt_bias[h], dt_limit)
             decay[h, t] = np.float32(math.exp(A[h] * step[h, t]))
 
 
@@ -126,7 +126,7 @@ def update_heads(
                 y[out : out + head_dim] = _ZERO
             continue
         for i in range(num_positions):
-            steps[i] = _time_step(dt[r * dt_strides[0] + i * dt_strides[1] + h] + dt_bias[h], dt_limit)
+            steps[i] = time_step(dt[r * dt_strides[0] + i * dt_strides[1] + h] + dt_bias[h], dt_limit)
             decays[i] = np.float32(math.exp(A[h] * steps[i]))
             keys[i] = rounding_key(layer_seed, first_head + h, seq_lens[r] - num_positions + i + 1)
         p = 0
@@ -165,7 +165,7 @@ def update_heads(
                 else:
                     begin = 0
                 if begin < width:
-                    rest = _advance_tails(
+                    rest = advance_tails(
                         source, s, stride, target, t, target_stride, decays[i], gains, B, b, C, c, tails,
                         num_rows, begin, width, by_chance, keys[i], p * width,
                     )  # fmt: skip

@@ -24,6 +24,7 @@ class Compiled:
     registers: int
     stack_bytes: int
     shared_bytes: int
+    ttgir: str
 
 
 def compile_kernel(kernel, constants, types, *, others="i32", num_warps=4, num_stages=3) -> Compiled:
@@ -56,4 +57,5 @@ def compile_kernel(kernel, constants, types, *, others="i32", num_warps=4, num_s
         ).stdout
     found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
     assert found, usage
-    return Compiled(compiled.asm["ptx"], int(found[1]), int(found[2]), compiled.metadata.shared)
+    counts = int(found[1]), int(found[2]), compiled.metadata.shared
+    return Compiled(compiled.asm["ptx"], *counts, compiled.asm["ttgir"])

@@ -68,7 +68,7 @@ _ALLOWED = {
     "sub": ["i32", "i64"],
     "sub_": ["f32"],
     "to": ["b i32", "f16 f32", "f32 f64", "f32 i64", "f64 i64", "i32 i64"],
-    "where": ["b f32", "b i64"],
+    "where": ["b f32", "b i32", "b i64"],
     "zeros_like": ["b f32"],
 }
 

@@ -72,6 +72,9 @@ SETTINGS = {
     "plain": Setting("dense"),
     "mtp": Setting("dense", 2, "mtp", "align"),
     "ngram": Setting("dense", 3, "ngram", "all", (("state_block_size", 16),)),
+    "replay": Setting(
+        "dense", 3, "ngram", "all", (("speculative_state", "replay"), ("state_block_size", 16))
+    ),
     "experts": Setting("moe", 1, "mtp", "align", (("dtype", "bfloat16"),)),
     "crowded": CROWDED,
     "host memory": HOST_MEMORY,

@@ -93,7 +93,7 @@ def test_a_wait_is_found_at_the_line_of_ours_that_makes_it():
 
 
 def test_an_engine_that_fails_does_not_prevent_the_next(tmp_path, monkeypatch):
-    def fail(directory, num_drafts, device):
+    def fail(directory, num_drafts, device, speculative_state):
         raise RuntimeError(f"no engine with {num_drafts}")
 
     monkeypatch.setattr(step_checks, "make_engine", fail)

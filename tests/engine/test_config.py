@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from engine.checkpoint.model_config import ModelConfig, MtpConfig
-from engine.config import EngineConfig, gpu_cache_bytes
+from engine.config import EngineConfig
+from engine.cost.step_memory import gpu_cache_bytes
 from engine.group.data_parallel import DataParallel
 from engine.models import read_config
 from wire.errors import ConfigError

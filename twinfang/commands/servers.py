@@ -315,6 +315,7 @@ def _engine_config(
         drafter=values.drafter,
         ngram_min=values.ngram_min,
         ngram_max=values.ngram_max,
+        speculative_state=values.speculative_state,
         steps_ahead=values.steps_ahead,
         sanitize=values.sanitize,
         step_deadline_s=values.step_deadline,

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from twinfang.flags import ranks as rank_flags
 from twinfang.flags.flag import Flag, FlagGroup
+from twinfang.flags.speculation import SPECULATION
 from twinfang.flags.values import (
     address,
     addresses,
@@ -148,25 +149,6 @@ CACHED_STATES = Flag(
     default_text="two per sequence; 0 with --cache-mode none",
 )
 
-SPECULATIVE = Flag(
-    *("--speculative", "K", integer(0, 15)),
-    "tokens drafted per step; each needs its own state. The same on all servers: the KV of MTP layers "
-    "comes from the prefill server",
-    default=0,
-    setting="num_speculative",
-)
-DRAFTER = Flag(
-    *("--drafter", "mtp|ngram", one_of("mtp", "ngram")),
-    "what drafts; mtp: the checkpoint's MTP layers; ngram: finds an earlier place in the text with the same "
-    "last tokens, and drafts what followed there",
-    default_text="mtp if the checkpoint has MTP layers, else ngram",
-)
-NGRAM_MIN = Flag(
-    *("--ngram-min", "TOKENS", _at_least_one, "fewest tokens that drafter ngram must find again"), default=2
-)
-NGRAM_MAX = Flag(
-    *("--ngram-max", "TOKENS", _at_least_one, "most tokens that drafter ngram looks for"), default=4
-)
 STEPS_AHEAD = Flag(
     *("--steps-ahead", "0|1", integer(0, 1), "steps launched before the last step's tokens are read back"),
     default_text="1 on a GPU, 0 on a CPU",
@@ -436,7 +418,6 @@ CAPACITY = (
     STATE_BLOCK_SIZE,
     CACHED_STATES,
 )
-SPECULATION = (SPECULATIVE, DRAFTER, NGRAM_MIN, NGRAM_MAX)
 DECODING = FlagGroup("decoding", (*SPECULATION, STEPS_AHEAD))
 LOGS = FlagGroup("logs", (LOG_LEVEL, NAME))
 

@@ -19,8 +19,8 @@ import torch
 from engine.checkpoint.model_config import ModelConfig
 from engine.checkpoint.model_shard import check_divides
 from engine.checkpoint.weights import weight_paths
-from engine.config import DEFAULT_CPU_CACHE_BYTES, GPU_CACHE_FRACTION, EngineConfig, gpu_cache_bytes
-from engine.cost.step_memory import StepMemory
+from engine.config import DEFAULT_CPU_CACHE_BYTES, EngineConfig
+from engine.cost.step_memory import GPU_CACHE_FRACTION, StepMemory, gpu_cache_bytes
 from engine.cost.weight_size import weight_bytes
 from engine.memory.host_tier import HostMemory
 from engine.models import read_config
@@ -78,7 +78,7 @@ def run(
     model = read_config(config.model_dir, config.dtype, device, config.weight_dtype)
     config.check_experts(model)
     check_divides(model, config.tensor_parallel, shares_experts=config.expert_parallel)
-    demand = config.demand(model, config.planned_rank())
+    demand = config.demand(model, config.planned_rank(), device_type=device)
     memory = _memory(config, model, demand, gpu_bytes)
     plan, refusal = None, None
     try:
@@ -159,6 +159,7 @@ def _figures(
         "cache_mode": demand.cache_mode,
         "num_speculative": demand.num_speculative,
         "drafter": config.resolve_drafter(model),
+        "speculative_state": "replay" if demand.replays else "slots",
         "tensor_parallel": config.tensor_parallel,
         "memory": {
             "gpu_bytes": memory.gpu,
@@ -175,6 +176,7 @@ def _figures(
         "token_bytes": demand.token_bytes,
         "block_bytes": demand.block_bytes,
         "slots": {**asdict(demand.slots), "total": demand.slots.total, "bytes": demand.slots_bytes},
+        "kept_bytes": demand.kept_bytes,
         "blocks_per_seq": demand.blocks_per_seq,
         "min_blocks": demand.min_blocks,
         "min_bytes": demand.min_bytes,
@@ -285,9 +287,10 @@ def _slot_rows(demand: Demand) -> Iterable[Row]:
         yield "none", "no recurrent layers: nothing but KV is kept", size_text(0)
         return
     slots, seqs = demand.slots, demand.max_num_seqs
+    each = "" if demand.replays else f" x (1 + {demand.num_speculative})"
     for label, how, number in (
         ("null", "", slots.null),
-        ("running", f"{seqs} sequences x (1 + {demand.num_speculative})", slots.running),
+        ("running", f"{seqs} sequences{each}", slots.running),
         ("leased", f"{seqs} sequences", slots.leased),
         ("cached", "", slots.cached),
         ("being read", f"{seqs} sequences, less those cached", slots.read),
@@ -295,6 +298,9 @@ def _slot_rows(demand: Demand) -> Iterable[Row]:
         if number:
             yield label, how, str(number)
     yield "slots", f"{slots.total} x {size_text(demand.slot_bytes)}", size_text(demand.slots_bytes)
+    if demand.replays:
+        how = f"2 x (1 + {demand.num_speculative}) tokens of {seqs} sequences"
+        yield "inputs to replay", how, size_text(demand.kept_bytes)
 
 
 def _block_rows(demand: Demand, memory: Memory, plan: CapacityPlan | None) -> Iterable[Row]:
@@ -303,7 +309,8 @@ def _block_rows(demand: Demand, memory: Memory, plan: CapacityPlan | None) -> It
         yield "none", f"no attention layers: the states are enough for {limit}", size_text(0)
         yield from _remainder(memory, plan, demand)
         return
-    yield "left of the cache budget", "", _signed(memory.cache_budget - demand.slots_bytes)
+    left = memory.cache_budget - demand.slots_bytes - demand.kept_bytes
+    yield "left of the cache budget", "", _signed(left)
     needed = demand.min_blocks * demand.block_bytes
     yield "needed at least", f"{demand.min_blocks} blocks, the null one included", size_text(needed)
     if plan is not None:

@@ -61,7 +61,7 @@ class SpeedQuestion:
         decode server does not fit.
         """
         tp = config.planned_rank()
-        demand = replace(config, role="decode").demand(model, tp)
+        demand = replace(config, role="decode").demand(model, tp, device_type="cuda")
         if self.prompt_tokens + self.answer_tokens > demand.max_model_len:
             raise ConfigError(
                 f"--prompt-tokens {self.prompt_tokens} and --answer-tokens {self.answer_tokens} exceed the "

@@ -10,7 +10,7 @@ u is the layer's input, g = -exp(A_log) softplus(a + dt_bias), beta = sigmoid(b)
 and q' is q scaled to length 1 / sqrt(key channels of a head); see
 :mod:`kernels.gated_delta.gated_delta_update`. In decode rows the recurrence is computed position by position,
 in prefill rows in chunks. Rows of both kinds read their first state from the caches and store new states
-there.
+there. Decode rows that *replay* repeat the pending tokens first (:mod:`kernels.replay.kept_inputs`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor
 from engine.checkpoint.mixer_config import GatedDeltaNetConfig
 from engine.checkpoint.model_shard import GatedDeltaShard
 from engine.checkpoint.weights import Weights, of_inputs, of_outputs
-from engine.memory.caches import LayerCaches
+from engine.memory.caches import KeptInputs, LayerCaches
 from engine.models.batch import Batch, DecodeRows, PrefillRows
 from engine.models.layers.gated_delta_projection import published_conv_rows, take_projections
 from engine.models.layers.linear import Linear
@@ -30,6 +30,10 @@ from kernels.formats.stochastic_round import NEAREST, StateRounding
 from kernels.gated_delta.gated_delta_chunk import gated_delta_chunk
 from kernels.gated_delta.gated_delta_update import gated_delta_update
 from kernels.norms.gated_rms_norm import group_rms_norm_then_gate
+from kernels.replay.causal_conv1d_replay import causal_conv1d_flush, causal_conv1d_replay
+from kernels.replay.gated_delta_flush import KeptDeltaInputs, gated_delta_flush
+from kernels.replay.gated_delta_replay import gated_delta_replay
+from kernels.replay.kept_inputs import PendingRows, kept_tensor
 from kernels.ssm.causal_conv1d import causal_conv1d, causal_conv1d_update
 
 
@@ -79,13 +83,14 @@ class GatedDeltaNet:
     def forward(self, u: Tensor, batch: Batch, caches: LayerCaches) -> Tensor:
         """See :class:`engine.models.block.Mixer`."""
         states = caches.conv[self.index], caches.ssm[self.index]
-        rounding = self.by_chance if caches.stochastic_rounding else NEAREST
+        rounding = self._rounding(caches)
         vqk, z = torch.split(self.qkvz_proj(u), self.qkvz_split, dim=-1)
         ba = self.ba_proj(u)
         split = batch.num_decode_tokens
         outputs = []
         if batch.decode is not None:
-            outputs.append(self._decode(vqk[:split], ba[:split], batch.decode, *states, rounding))
+            kept = caches.kept[self.index] if caches.kept else None
+            outputs.append(self._decode(vqk[:split], ba[:split], batch.decode, *states, kept, rounding))
         if batch.prefill is not None:
             outputs.append(self._prefill(vqk[split:], ba[split:], batch.prefill, *states, rounding))
         o = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
@@ -112,22 +117,51 @@ class GatedDeltaNet:
         rows: DecodeRows,
         conv_state: Tensor,
         state: Tensor,
+        kept: KeptInputs | None,
         rounding: StateRounding,
     ) -> Tensor:
-        """Run ``1 + k`` positions of each row and store the state after each position.
+        """Run ``1 + k`` positions of each row. Store the state after each of them, or if rows replay, the
+        state before them and their inputs.
 
         Returns ``[R * T, value_size]`` for R rows of T positions.
         """
         shape = rows.num_rows, rows.num_positions
-        vqk = causal_conv1d_update(
-            vqk.view(*shape, -1), self.conv_weight, None, conv_state, rows.read_slots, rows.write_slots
-        )
+        filtered = vqk.view(*shape, -1), self.conv_weight, None, conv_state, rows.read_slots
         b, a = ba.view(*shape, -1).chunk(2, dim=-1)
-        gates, slots = (a, b, self.A, self.dt_bias), (rows.read_slots, rows.write_slots)
-        o = gated_delta_update(
-            *self._heads(vqk, *shape), *gates, state, *slots, seq_lens=rows.seq_lens, rounding=rounding
-        )
+        scanned = a, b, self.A, self.dt_bias, state, rows.read_slots
+        if kept is None or rows.pending is None:
+            vqk = causal_conv1d_update(*filtered, rows.write_slots)
+            heads = self._heads(vqk, *shape)
+            o = gated_delta_update(
+                *heads, *scanned, rows.write_slots, seq_lens=rows.seq_lens, rounding=rounding
+            )
+        else:
+            assert isinstance(kept.scan, KeptDeltaInputs)
+            vqk = causal_conv1d_replay(*filtered, rows.read_slots, kept.conv, rows.pending)
+            replayed = rows.read_slots, kept.scan, rows.pending
+            o = gated_delta_replay(*self._heads(vqk, *shape), *scanned, *replayed, rounding=rounding)
         return o.view(-1, self.config.value_size)
+
+    def kept_inputs(self, num_rows: int, num_positions: int, caches: LayerCaches) -> KeptInputs:
+        """Make room for what ``num_rows`` rows keep, to replay steps of ``num_positions``."""
+        config, conv_state = self.config, caches.conv[self.index]
+        heads = config.num_key_heads, config.key_head_dim, config.num_value_heads, config.value_head_dim
+        sizes, format_ = (num_rows, num_positions), (conv_state.dtype, conv_state.device)
+        conv = kept_tensor(*sizes, (config.conv_channels,), *format_)
+        return KeptInputs(conv, KeptDeltaInputs.empty(*sizes, heads, *format_))
+
+    def flush(self, slots: Tensor, write_slots: Tensor, pending: PendingRows, caches: LayerCaches) -> None:
+        """Advance the states in ``slots`` by pending tokens, and store them in ``write_slots``."""
+        kept = caches.kept[self.index]
+        assert isinstance(kept.scan, KeptDeltaInputs)
+        causal_conv1d_flush(caches.conv[self.index], slots, write_slots, kept.conv, pending)
+        gated_delta_flush(
+            *(caches.ssm[self.index], slots, write_slots, kept.scan, pending),
+            rounding=self._rounding(caches),
+        )
+
+    def _rounding(self, caches: LayerCaches) -> StateRounding:
+        return self.by_chance if caches.stochastic_rounding else NEAREST
 
     def _prefill(
         self,

@@ -7,7 +7,8 @@
     out        = out_proj(group_rms_norm(y * silu(z)))        or another order of norm and gate: gated_norm.py
 
 In decode rows the recurrence is computed position by position, in prefill rows in chunks. Rows of both kinds
-read their first state from the caches and store new states there.
+read their first state from the caches and store new states there. Decode rows that *replay* repeat the
+pending tokens first (:mod:`kernels.replay.kept_inputs`).
 """
 
 from __future__ import annotations
@@ -18,12 +19,16 @@ from torch import Tensor
 from engine.checkpoint.mixer_config import MambaConfig
 from engine.checkpoint.model_shard import MambaShard
 from engine.checkpoint.weights import Weights, of_inputs, of_outputs
-from engine.memory.caches import LayerCaches
+from engine.memory.caches import KeptInputs, LayerCaches
 from engine.models.batch import Batch, DecodeRows, PrefillRows
 from engine.models.layers.gated_norm import GatedNorm
 from engine.models.layers.linear import Linear
 from engine.parallel.tensor_parallel import TensorParallel
 from kernels.formats.stochastic_round import NEAREST, StateRounding
+from kernels.replay.causal_conv1d_replay import causal_conv1d_flush, causal_conv1d_replay
+from kernels.replay.kept_inputs import PendingRows, kept_tensor
+from kernels.replay.selective_state_flush import KeptSsmInputs, selective_state_flush
+from kernels.replay.selective_state_replay import selective_state_replay
 from kernels.ssm.causal_conv1d import causal_conv1d, causal_conv1d_update
 from kernels.ssm.selective_state_update import selective_state_update
 from kernels.ssm.ssd_chunk_scan import ssd_chunk_scan
@@ -92,12 +97,13 @@ class MambaMixer:
     def forward(self, u: Tensor, batch: Batch, caches: LayerCaches) -> Tensor:
         """See :class:`engine.models.block.Mixer`."""
         states = caches.conv[self.index], caches.ssm[self.index]
-        rounding = self.by_chance if caches.stochastic_rounding else NEAREST
+        rounding = self._rounding(caches)
         z, xbc, dt = torch.split(self.in_proj(u), self.proj_split, dim=-1)
         split = batch.num_decode_tokens
         outputs = []
         if batch.decode is not None:
-            outputs.append(self._decode(xbc[:split], dt[:split], batch.decode, *states, rounding))
+            kept = caches.kept[self.index] if caches.kept else None
+            outputs.append(self._decode(xbc[:split], dt[:split], batch.decode, *states, kept, rounding))
         if batch.prefill is not None:
             outputs.append(self._prefill(xbc[split:], dt[split:], batch.prefill, *states, rounding))
         y = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
@@ -110,24 +116,23 @@ class MambaMixer:
         rows: DecodeRows,
         conv_state: Tensor,
         ssm_state: Tensor,
+        kept: KeptInputs | None,
         rounding: StateRounding,
     ) -> Tensor:
-        """Run ``1 + k`` positions of each row and store the state after each position.
+        """Run ``1 + k`` positions of each row. Store the state after each of them, or if rows replay, the
+        state before them and their inputs.
 
         Returns ``[R * T, d_inner]`` for R rows of T positions.
         """
         config = self.config
         shape = (rows.num_rows, rows.num_positions)
-        xbc = causal_conv1d_update(
-            xbc.view(*shape, -1),
-            self.conv_weight,
-            self.conv_bias,
-            conv_state,
-            rows.read_slots,
-            rows.write_slots,
-        )
+        filtered = xbc.view(*shape, -1), self.conv_weight, self.conv_bias, conv_state, rows.read_slots
+        if rows.pending is None or kept is None:
+            xbc = causal_conv1d_update(*filtered, rows.write_slots)
+        else:
+            xbc = causal_conv1d_replay(*filtered, rows.read_slots, kept.conv, rows.pending)
         x, B, C = torch.split(xbc, self.conv_split, dim=-1)
-        y = selective_state_update(
+        scanned = (
             x.view(*shape, config.num_heads, config.head_dim),
             dt.view(*shape, -1),
             self.A,
@@ -137,12 +142,41 @@ class MambaMixer:
             self.dt_bias,
             ssm_state,
             rows.read_slots,
-            rows.write_slots,
-            dt_limit=config.dt_limit,
-            seq_lens=rows.seq_lens,
-            rounding=rounding,
         )
+        if rows.pending is None or kept is None:
+            y = selective_state_update(
+                *scanned,
+                rows.write_slots,
+                dt_limit=config.dt_limit,
+                seq_lens=rows.seq_lens,
+                rounding=rounding,
+            )
+        else:
+            assert isinstance(kept.scan, KeptSsmInputs)
+            replayed = rows.read_slots, kept.scan, rows.pending
+            y = selective_state_replay(*scanned, *replayed, dt_limit=config.dt_limit, rounding=rounding)
         return y.view(-1, config.d_inner)
+
+    def kept_inputs(self, num_rows: int, num_positions: int, caches: LayerCaches) -> KeptInputs:
+        """Make room for what ``num_rows`` rows keep, to replay steps of ``num_positions``."""
+        config, conv_state = self.config, caches.conv[self.index]
+        heads = config.num_heads, config.head_dim, config.num_groups, config.state_size
+        sizes, format_ = (num_rows, num_positions), (conv_state.dtype, conv_state.device)
+        conv = kept_tensor(*sizes, (config.conv_channels,), *format_)
+        return KeptInputs(conv, KeptSsmInputs.empty(*sizes, heads, *format_))
+
+    def flush(self, slots: Tensor, write_slots: Tensor, pending: PendingRows, caches: LayerCaches) -> None:
+        """Advance the states in ``slots`` by pending tokens, and store them in ``write_slots``."""
+        kept = caches.kept[self.index]
+        assert isinstance(kept.scan, KeptSsmInputs)
+        causal_conv1d_flush(caches.conv[self.index], slots, write_slots, kept.conv, pending)
+        selective_state_flush(
+            *(caches.ssm[self.index], slots, write_slots, kept.scan, pending),
+            rounding=self._rounding(caches),
+        )
+
+    def _rounding(self, caches: LayerCaches) -> StateRounding:
+        return self.by_chance if caches.stochastic_rounding else NEAREST
 
     def _prefill(
         self,

@@ -28,6 +28,12 @@ from kernels.norms.relu_squared import relu_squared
 from kernels.norms.rms_norm import add_rms_norm, rms_norm
 from kernels.norms.sigmoid_gate import add_sigmoid_gated, sigmoid_gate
 from kernels.norms.silu_gate import silu_gate
+from kernels.replay.causal_conv1d_replay import causal_conv1d_flush, causal_conv1d_replay
+from kernels.replay.gated_delta_flush import KeptDeltaInputs, gated_delta_flush
+from kernels.replay.gated_delta_replay import gated_delta_replay
+from kernels.replay.kept_inputs import PendingRows
+from kernels.replay.selective_state_flush import KeptSsmInputs, selective_state_flush
+from kernels.replay.selective_state_replay import selective_state_replay
 from kernels.sampling.sample_tokens import SampleTokens
 from kernels.sampling.token_logprobs import token_logprobs
 from kernels.sampling.token_mask import mask_tokens, num_words
@@ -174,6 +180,11 @@ def launch_mamba(mamba: Mamba, load: Load, rows: Rows) -> None:
             *operands, rows.read_slots, rows.write_slots, dt_limit=NO_LIMIT, seq_lens=rows.seq_lens,
             rounding=rounding_of(load),
         )  # fmt: skip
+        heads = mamba.heads, mamba.head_dim, mamba.groups, mamba.state_size
+        kept, pending = KeptSsmInputs.empty(9, load.positions, heads, load.dtype, "meta"), pending_of(rows)
+        slots = rows.read_slots, rows.read_slots, kept, pending
+        selective_state_replay(*operands, *slots, dt_limit=NO_LIMIT, rounding=rounding_of(load))
+        selective_state_flush(state, *slots, rounding=rounding_of(load))
     else:
         y = ssd_chunk_scan(
             *operands, *prefill_arguments(rows), chunk_size=256, dt_limit=NO_LIMIT,
@@ -199,6 +210,11 @@ def launch_delta(delta: Delta, load: Load, rows: Rows) -> None:
     if rows.is_decode:
         slots = rows.read_slots, rows.write_slots
         o = gated_delta_update(*operands, *slots, seq_lens=rows.seq_lens, rounding=rounding)
+        heads = delta.key_heads, delta.head_dim, delta.value_heads, delta.head_dim
+        kept, pending = KeptDeltaInputs.empty(9, load.positions, heads, load.dtype, "meta"), pending_of(rows)
+        slots = rows.read_slots, rows.read_slots
+        gated_delta_replay(*operands, *slots, kept, pending, rounding=rounding)
+        gated_delta_flush(state, *slots, kept, pending, rounding=rounding)
     else:
         o = gated_delta_chunk(
             *operands, *prefill_arguments(rows), max_seq_len=rows.num_tokens, boundaries=rows.boundaries,
@@ -214,6 +230,10 @@ def launch_convolution(x: Tensor, load: Load, rows: Rows, *, has_bias: bool) -> 
     state = state_pool((channels, TAPS - 1), load.dtype)
     operands = weight, bias if has_bias else None, state
     if rows.is_decode:
+        kept = empty(9, 2 * load.positions, channels, dtype=load.dtype)
+        slots = rows.read_slots, rows.read_slots, kept, pending_of(rows)
+        causal_conv1d_replay(x.view(*rows.shape, -1), *operands, *slots)
+        causal_conv1d_flush(state, *slots)
         return causal_conv1d_update(x.view(*rows.shape, -1), *operands, rows.read_slots, rows.write_slots)
     return causal_conv1d(
         x, *operands, *prefill_arguments(rows), max_seq_len=rows.num_tokens, boundaries=rows.boundaries
@@ -303,6 +323,12 @@ def launch_drafting(rows: Rows) -> None:
 
 def prefill_arguments(rows: Rows) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return rows.cu_seqlens, rows.read_slots, rows.write_slots, rows.has_initial
+
+
+def pending_of(rows: Rows) -> PendingRows:
+    """Returns what a step tells of rows with one slot each."""
+    num_rows = rows.shape[0]
+    return PendingRows(empty(num_rows, dtype=torch.int64), empty(num_rows), rows.seq_lens)
 
 
 def rounding_of(load: Load) -> StateRounding:

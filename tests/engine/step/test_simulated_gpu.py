@@ -28,7 +28,12 @@ def models(tmp_path_factory):
     }
 
 
-@pytest.fixture(scope="module", params=SETTINGS)
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(name, marks=pytest.mark.exhaustive if name == "replay" else ()) for name in SETTINGS
+    ],
+)
 def simulated(request, models):
     setting = SETTINGS[request.param]
     return Simulated.make(setting, models[setting.model])
@@ -44,12 +49,19 @@ def test_no_step_waits_for_the_device(simulated):
         assert simulated.engine.measures.host_cache.promoted > 0
 
 
+def test_replays_never_wait_and_the_devices_pace_changes_no_token(models):
+    """The quick representative of the two tests around it for rows that replay."""
+    simulated = Simulated.make(SETTINGS["replay"], models["dense"])
+    assert simulated.differences(asks_for(simulated.setting, 3, seed=2), seed=2) == []
+    assert simulated.gpu.waits == {}
+
+
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.exhaustive)])
 def test_when_the_device_runs_changes_no_token(simulated, seed):
     assert simulated.differences(asks_for(simulated.setting, 6, seed), seed) == []
 
 
-@pytest.mark.parametrize("name", ["mtp", "ngram"])
+@pytest.mark.parametrize("name", ["mtp", "ngram", pytest.param("replay", marks=pytest.mark.exhaustive)])
 def test_a_transfer_that_lands_at_any_moment_changes_no_token(models, name):
     setting, gpu = SETTINGS[name], SimulatedGpu(AtOnce())
     asks = [ask for ask in sampled_asks(16, seed=4) if ask.prompt_logprobs is None and len(ask.prompt) > 1]

@@ -15,6 +15,14 @@ from kernels.gated_delta import gated_delta_chunk, gated_delta_update
 from kernels.linear.quantized_linear import quantized_linear_triton
 from kernels.linear.quantized_weight import FP8
 from kernels.norms import gated_rms_norm, rms_norm, sigmoid_gate, silu_gate
+from kernels.replay import (
+    causal_conv1d_replay,
+    gated_delta_flush,
+    gated_delta_replay,
+    selective_state_flush,
+    selective_state_replay,
+)
+from kernels.replay.kept_inputs import PendingRows
 from kernels.sampling import token_mask
 from kernels.speculation import ngram_draft, prepare_rows
 from kernels.ssm import causal_conv1d, selective_state_update, ssd_chunk_scan
@@ -37,6 +45,11 @@ def int32(*values: object) -> Tensor:
 
 def longs(*shape: int) -> Tensor:
     return torch.zeros(shape, dtype=torch.int64)
+
+
+PENDING = PendingRows(torch.tensor([1, 0]), int32(1, 2), int32(9, 6))
+REPLAYED, FLUSHED = (int32(11, 2), int32(7, 10)), (int32(3, 8), int32(6, 1))
+"""Slots that two rows read and write."""
 
 
 def norms(place: Place) -> list[Tensor]:
@@ -94,7 +107,11 @@ def convolution(place: Place) -> list[Tensor]:
     x = place(torch.randn(rows.num_tokens, 24))
     y = causal_conv1d._launch_prefill(x, weight, bias, pool, *rows.index, 9, rows.boundaries)
     x, slots = place(torch.randn(2, 2, 24)), (int32(11, 2), int32([11, 5], [0, 9]))
-    return [y, causal_conv1d._launch_decode(x, weight, bias, pool, *slots), pool]
+    decoded = causal_conv1d._launch_decode(x, weight, bias, pool, *slots)
+    kept = torch.randn(2, 4, 24)
+    replayed = causal_conv1d_replay._launch_replay(x, weight, bias, pool, *REPLAYED, kept, PENDING)
+    causal_conv1d_replay._launch_flush(pool, *FLUSHED, kept, PENDING)
+    return [y, decoded, replayed, pool, kept]
 
 
 def mamba(place: Place) -> list[Tensor]:
@@ -109,7 +126,12 @@ def mamba(place: Place) -> list[Tensor]:
     segments = segments_of(rows.boundaries, tuple(rows.index), rows.num_before, 9)
     y = ssd_chunk_scan._launch(*operands(rows.num_tokens), segments, 16, NO_LIMIT, ROUNDING)
     slots = int32(11, 2), int32([11, 5], [0, 9]), NO_LIMIT, int32(70, 9), ROUNDING
-    return [y, selective_state_update._launch(*operands(2, 2), *slots), pool]
+    decoded = selective_state_update._launch(*operands(2, 2), *slots)
+    kept = [torch.randn(2, 4, *size) for size in ((4, 8), (4, 2), (2, 16))]
+    inputs = selective_state_flush.KeptSsmInputs(*kept), PENDING
+    replayed = selective_state_replay._launch_replay(*operands(2, 2), *REPLAYED, *inputs, NO_LIMIT, ROUNDING)
+    selective_state_flush._launch_flush(pool, *FLUSHED, *inputs, ROUNDING)
+    return [y, decoded, replayed, pool, *kept]
 
 
 def delta(place: Place) -> list[Tensor]:
@@ -123,7 +145,12 @@ def delta(place: Place) -> list[Tensor]:
     segments = segments_of(rows.boundaries, tuple(rows.index), rows.num_before, 9)
     o = gated_delta_chunk._launch(*operands(rows.num_tokens), segments, ROUNDING)
     slots = int32(11, 2), int32([11, 5], [0, 9]), int32(70, 9), ROUNDING
-    return [o, gated_delta_update._launch(*operands(2, 2), *slots), pool]
+    decoded = gated_delta_update._launch(*operands(2, 2), *slots)
+    kept = [torch.randn(2, 4, *size) for size in ((2, 16), (4, 8), (4, 2))]
+    inputs = gated_delta_flush.KeptDeltaInputs(*kept), PENDING
+    replayed = gated_delta_replay._launch_replay(*operands(2, 2), *REPLAYED, *inputs, ROUNDING)
+    gated_delta_flush._launch_flush(pool, *FLUSHED, *inputs, ROUNDING)
+    return [o, decoded, replayed, pool, *kept]
 
 
 @pytest.mark.parametrize(

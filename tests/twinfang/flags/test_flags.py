@@ -13,7 +13,7 @@ from prefill_server.config import PrefillConfig
 from router.config import ModelSource, RouterConfig
 from twinfang.commands.table import COMMANDS
 from twinfang.flags import router as router_flags
-from twinfang.flags import table
+from twinfang.flags import speculation, table
 from twinfang.flags.flag import Flag, FlagGroup, add_flags, as_arguments, resolve
 from twinfang.flags.host_cache import HOST_CACHE_SIZE
 from twinfang.flags.values import address, gibibytes, integer, model_alias, model_source, positive
@@ -143,10 +143,11 @@ def test_defaults_are_those_of_the_configuration_classes():
         (table.BLOCK_SIZE, "block_size"),
         (table.CACHE_MEMORY, "cache_memory_bytes"),
         (HOST_CACHE_SIZE, "host_cache_bytes"),
-        (table.SPECULATIVE, "num_speculative"),
-        (table.DRAFTER, "drafter"),
-        (table.NGRAM_MIN, "ngram_min"),
-        (table.NGRAM_MAX, "ngram_max"),
+        (speculation.SPECULATIVE, "num_speculative"),
+        (speculation.DRAFTER, "drafter"),
+        (speculation.NGRAM_MIN, "ngram_min"),
+        (speculation.NGRAM_MAX, "ngram_max"),
+        (speculation.SPECULATIVE_STATE, "speculative_state"),
         (table.STEPS_AHEAD, "steps_ahead"),
         (table.STEP_DEADLINE, "step_deadline_s"),
         (table.HANG_DEADLINE, "hang_deadline_s"),
