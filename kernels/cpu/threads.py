@@ -41,6 +41,7 @@ from kernels.cpu.atomics import (
     monotonic_ns,
     store_word,
     swap_word,
+    thread_ns,
 )
 from kernels.cpu.compiler import CpuIntrinsic, cpu_function
 from kernels.cpu.native_call import NativeCall
@@ -54,10 +55,8 @@ _CALL, _DONE, _RUNNING, _STOPPED, _ASLEEP, _ALONE, _PENALTY, _TIME = 64, 128, 19
 helpers spin without work (0: none are wanted), whether the process ends, number of helpers asleep, time until
 which this thread makes calls alone, how long it will do so after the next such wait, and room for the clock's
 time."""
-_SHARED, _SINCE = 416, 424
-"""Further offsets: nanoseconds of calls made with helpers since one of them last lost its core, without those
-of the present list, and the time from which those of the present list count."""
-_CONTROL_BYTES = 448
+_HELPED, _CONTROL_BYTES = 448, 512
+"""Offset of the time in which helpers worked since one of them last lost its core, and size of all words."""
 SHARES_A_GRAIN = 8
 """A share takes about 12 µs. Shares can be this short, since claiming one takes a tenth of a µs."""
 _SEMAPHORE_BYTES = 64  # more than any C library's sem_t
@@ -125,15 +124,13 @@ def _await_shares(control, shares, sched_yield, clock_gettime):
     waited_ns = now_ns - began_ns
     if waited_ns <= _PATIENCE_NS:
         return
-    shared_ns = load_word(control + _SHARED) + began_ns - load_word(control + _SINCE)
-    if shared_ns >= _LEAST_GAIN * waited_ns:
+    if load_word(control + _HELPED) >= _LEAST_GAIN * waited_ns:
         store_word(control + _PENALTY, _LEAST_ALONE_NS)
     else:
         penalty_ns = load_word(control + _PENALTY)
         store_word(control + _ALONE, now_ns + penalty_ns)
         store_word(control + _PENALTY, min(2 * penalty_ns, _MOST_ALONE_NS))
-    store_word(control + _SHARED, 0)
-    store_word(control + _SINCE, now_ns)
+    store_word(control + _HELPED, 0)
 
 
 @cpu_function
@@ -142,18 +139,14 @@ def _is_alone(control, clock_gettime):
     until_ns = load_word(control + _ALONE)
     if until_ns == 0:
         return False
-    now_ns = monotonic_ns(clock_gettime, control + _TIME)
-    if now_ns < until_ns:
+    if monotonic_ns(clock_gettime, control + _TIME) < until_ns:
         return True
     store_word(control + _ALONE, 0)
-    store_word(control + _SINCE, now_ns)
     return False
 
 
 @cpu_function
 def _run_calls(table, control, semaphore, sem_post, sched_yield, clock_gettime, is_shared):
-    if is_shared:
-        store_word(control + _SINCE, monotonic_ns(clock_gettime, control + _TIME))
     row = table.ctypes.data
     for i in range(table.shape[0]):
         shares = table[i, SHARES]
@@ -171,14 +164,12 @@ def _run_calls(table, control, semaphore, sem_post, sched_yield, clock_gettime, 
             _claim_shares(control)
             _await_shares(control, shares, sched_yield, clock_gettime)
         row += 8 * COLUMNS
-    if is_shared and load_word(control + _ALONE) == 0:
-        list_ns = monotonic_ns(clock_gettime, control + _TIME) - load_word(control + _SINCE)
-        add_to_word(control + _SHARED, list_ns)
 
 
 @cpu_function
-def _help(control, semaphore, sem_wait, sched_yield):
+def _help(control, semaphore, sem_wait, sched_yield, clock_gettime):
     """The main loop of a helper."""
+    room = np.empty(2, dtype=np.int64)
     while True:
         add_to_word(control + _ASLEEP, 1)
         call_c(sem_wait, semaphore, 0, 0, 0)
@@ -188,7 +179,9 @@ def _help(control, semaphore, sem_wait, sched_yield):
         while most_spins != 0:
             word = load_word(control)
             if word & MOST_SHARES < (word >> 12) & MOST_SHARES:
+                began_ns = thread_ns(clock_gettime, room.ctypes.data)
                 _claim_shares(control)
+                add_to_word(control + _HELPED, thread_ns(clock_gettime, room.ctypes.data) - began_ns)
                 spins = 0
             else:
                 spins += 1
@@ -284,7 +277,8 @@ class CpuThreads:
 
     def _hire(self, num_helpers: int) -> None:
         while len(self._helpers) < num_helpers:
-            args = self._address, ctypes.addressof(self._semaphore), self._wait, self._yield
+            semaphore = ctypes.addressof(self._semaphore)
+            args = self._address, semaphore, self._wait, self._yield, self._clock
             helper = threading.Thread(target=_help.dispatcher, args=args, name="cpu-kernel", daemon=True)
             helper.start()
             self._helpers.append(helper)
