@@ -66,9 +66,6 @@ calls from Python. How often it yields then, before it sleeps: for longer than t
 shared calls. If another process wants the core, it is away for milliseconds after a yield. So this thread too
 looks for a helper's last share for longer than most shares take."""
 _PATIENCE_NS = 500_000  # the time of many shares; a helper that lost its core is away for milliseconds
-_LEAST_GAIN = 2
-"""Helpers are used while they work at least this many times as long as they are waited for. What a helper
-works, this thread need not do."""
 _LEAST_ALONE_NS, _MOST_ALONE_NS = 2_000_000, 32_000_000
 _STOP_S = 1.0
 
@@ -124,7 +121,7 @@ def _await_shares(control, shares, sched_yield, clock_gettime):
     waited_ns = now_ns - began_ns
     if waited_ns <= _PATIENCE_NS:
         return
-    if load_word(control + _HELPED) >= _LEAST_GAIN * waited_ns:
+    if load_word(control + _HELPED) >= waited_ns:  # this thread need not do what a helper has done
         store_word(control + _PENALTY, _LEAST_ALONE_NS)
     else:
         penalty_ns = load_word(control + _PENALTY)
