@@ -171,7 +171,8 @@ class StepProgram:
         if self._recorded is not None and step.ends is None:
             hidden, logits = self._recorded(step.batch)
         else:
-            with cpu_threads().awake() if self._has_helpers else nullcontext():
+            keeps_awake = self._has_helpers and step.ends is not None  # a prompt's calls are long
+            with cpu_threads().awake() if keeps_awake else nullcontext():
                 hidden = self._model.forward(step.batch, self._caches)
             if not step.samples or not step.num_decode:
                 return hidden, None
