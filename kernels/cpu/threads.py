@@ -12,10 +12,10 @@ word has no share left. Helpers spin between two calls of a list, then yield the
 they sleep in a semaphore until a call with shares begins. A thread that makes many calls from Python can keep
 them awake in between: then they spin for longer (:meth:`CpuThreads.awake`).
 
-If a helper loses its core while it has a share, this thread has to wait for it. If that happens so often that
-waiting costs more than the helper's work saves, this thread makes calls alone for some milliseconds. So two
-processes that want the same cores each use one. A process whose threads have the higher priority keeps both:
-it gets a lost core back soon.
+If a helper loses its core while it has a share, this thread has to wait for it. After that it makes calls
+alone for some milliseconds, since sharing gains nothing if all cores are busy. A thread that keeps the helpers
+awake does so only if they have worked for less time than it had to wait. So a prompt keeps both cores where
+another process, of lower priority, takes one from time to time.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ helpers spin without work (0: none are wanted), whether the process ends, number
 which this thread makes calls alone, how long it will do so after the next such wait, and room for the clock's
 time."""
 _HELPED, _CONTROL_BYTES = 448, 512
-"""Offset of the time in which helpers worked since one of them last lost its core, and size of all words."""
+"""Offset of the time in which helpers that are kept awake worked since one last lost its core, and the size of
+all words."""
 SHARES_A_GRAIN = 8
 """A share takes about 12 µs. Shares can be this short, since claiming one takes a tenth of a µs."""
 _SEMAPHORE_BYTES = 64  # more than any C library's sem_t
@@ -111,23 +112,23 @@ def _claim_shares(control):
 @cpu_function
 def _await_shares(control, shares, sched_yield, clock_gettime):
     """Waits for the helpers' shares. If a helper lost its core, decides whether this thread goes on alone."""
-    for _ in range(_PATIENT_SPINS):
+    most_spins = load_word(control + _RUNNING)
+    for _ in range(most_spins):
         if load_word(control + _DONE) == shares:
             return
     began_ns = monotonic_ns(clock_gettime, control + _TIME)
     while load_word(control + _DONE) < shares:
         call_c(sched_yield, 0, 0, 0, 0)
-    now_ns = monotonic_ns(clock_gettime, control + _TIME)
+    penalty_ns, now_ns = load_word(control + _PENALTY), monotonic_ns(clock_gettime, control + _TIME)
     waited_ns = now_ns - began_ns
     if waited_ns <= _PATIENCE_NS:
+        store_word(control + _PENALTY, max(penalty_ns - penalty_ns // 16, _LEAST_ALONE_NS))
         return
-    if load_word(control + _HELPED) >= waited_ns:  # this thread need not do what a helper has done
-        store_word(control + _PENALTY, _LEAST_ALONE_NS)
-    else:
-        penalty_ns = load_word(control + _PENALTY)
+    helped_ns = load_word(control + _HELPED)
+    store_word(control + _HELPED, 0)
+    if most_spins != _PATIENT_SPINS or helped_ns < waited_ns:
         store_word(control + _ALONE, now_ns + penalty_ns)
         store_word(control + _PENALTY, min(2 * penalty_ns, _MOST_ALONE_NS))
-    store_word(control + _HELPED, 0)
 
 
 @cpu_function
@@ -176,9 +177,12 @@ def _help(control, semaphore, sem_wait, sched_yield, clock_gettime):
         while most_spins != 0:
             word = load_word(control)
             if word & MOST_SHARES < (word >> 12) & MOST_SHARES:
-                began_ns = thread_ns(clock_gettime, room.ctypes.data)
-                _claim_shares(control)
-                add_to_word(control + _HELPED, thread_ns(clock_gettime, room.ctypes.data) - began_ns)
+                if most_spins == _PATIENT_SPINS:
+                    began_ns = thread_ns(clock_gettime, room.ctypes.data)
+                    _claim_shares(control)
+                    add_to_word(control + _HELPED, thread_ns(clock_gettime, room.ctypes.data) - began_ns)
+                else:
+                    _claim_shares(control)
                 spins = 0
             else:
                 spins += 1
