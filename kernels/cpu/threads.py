@@ -13,9 +13,9 @@ they sleep in a semaphore until a call with shares begins. A thread that makes m
 them awake in between: then they spin for longer (:meth:`CpuThreads.awake`).
 
 If a helper loses its core while it has a share, this thread has to wait for it. After that it makes calls
-alone for some milliseconds, since sharing gains nothing if all cores are busy. A thread that keeps the helpers
-awake does so only if they have worked for less time than it had to wait. So a prompt keeps both cores where
-another process, of lower priority, takes one from time to time.
+alone for some milliseconds, since sharing gains nothing if all cores are busy. A thread that keeps the
+helpers awake does so only if they have worked for less time than it had to wait. So a prompt keeps both cores
+where another process, of lower priority, takes one from time to time.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ helpers spin without work (0: none are wanted), whether the process ends, number
 which this thread makes calls alone, how long it will do so after the next such wait, and room for the clock's
 time."""
 _HELPED, _CONTROL_BYTES = 448, 512
-"""Offset of the time in which helpers that are kept awake worked since one last lost its core, and the size of
-all words."""
+"""Offset of the time in which helpers that are kept awake worked since one last lost its core; size of all
+words."""
 SHARES_A_GRAIN = 8
 """A share takes about 12 µs. Shares can be this short, since claiming one takes a tenth of a µs."""
 _SEMAPHORE_BYTES = 64  # more than any C library's sem_t
