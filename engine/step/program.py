@@ -16,6 +16,7 @@ graph (:mod:`engine.step.graph`).
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -30,6 +31,7 @@ from engine.sampling.sampler import Sampler
 from engine.sampling.sampling_table import SamplingNeeds
 from engine.step.recorded_forward import RecordedForward
 from engine.step.row_progress import RowState
+from kernels.cpu.threads import cpu_threads
 from kernels.speculation.accept_drafts import AcceptDrafts
 
 
@@ -136,6 +138,9 @@ class StepProgram:
         self._state = state
         self._sampler = sampler
         self._drafter = drafter
+        weights = model.embeddings
+        # Otherwise torch's own threads compute, and the helpers would take cores from them.
+        self._has_helpers = weights.device.type == "cpu" and weights.dtype == torch.float32
 
     def run(self, step: Step) -> StepTensors:
         """Run everything after ``prepare``."""
@@ -172,7 +177,9 @@ class StepProgram:
         if self._recorded is not None and step.ends is None:
             hidden, logits = self._recorded(step.batch)
         else:
-            hidden = self._model.forward(step.batch, self._caches)
+            keeps_awake = self._has_helpers and step.ends is not None  # a prompt's calls are long
+            with cpu_threads().awake() if keeps_awake else nullcontext():
+                hidden = self._model.forward(step.batch, self._caches)
             if not step.samples or not step.num_decode:
                 return hidden, None
             logits = self._model.logits(hidden[: step.batch.num_decode_tokens], out=step.logits)

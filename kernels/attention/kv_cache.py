@@ -165,7 +165,7 @@ CPU_CACHE_DTYPES = (torch.float32, torch.float8_e4m3fn)
 """Dtypes of the caches that compiled CPU kernels can write and read; they compute in float32."""
 CPU_DTYPES = {*CPU_CACHE_DTYPES, torch.bfloat16}
 """Dtypes of the queries and caches that compiled CPU kernels can read."""
-_GRAIN_ELEMENTS = 2**18  # a thread's minimum share: about 100 µs
+_GRAIN_ELEMENTS = 2**17  # a thread's minimum share: about 100 µs
 
 
 def store_kv(

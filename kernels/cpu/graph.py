@@ -24,11 +24,7 @@ from torch.overrides import TorchFunctionMode
 
 from kernels.cpu.jit import recording
 from kernels.cpu.native_call import NativeCall
-from kernels.cpu.threads import COLUMNS, ITEMS, cpu_threads, table_row
-
-_SHARES_A_GRAIN = 8
-"""In a graph a share takes about 12 µs. Shares can be this short, since helpers are awake and claiming a
-share takes a tenth of a µs."""
+from kernels.cpu.threads import COLUMNS, ITEMS, SHARES_A_GRAIN, cpu_threads, table_row
 
 
 class CpuGraph:
@@ -66,7 +62,7 @@ class CpuGraph:
     def _note(self, dispatcher: Any, num_items: int, grain: int, args: tuple[Any, ...]) -> None:
         call = NativeCall.bind(dispatcher, args)
         self._calls.append(call)
-        num_shares = num_items * _SHARES_A_GRAIN // grain if num_items >= grain else 1
+        num_shares = num_items * SHARES_A_GRAIN // grain if num_items >= grain else 1
         self._rows.append(table_row(call, num_items, num_shares))
 
 

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from kernels.cpu.compiler import CpuFunction
-from kernels.cpu.threads import kernel_threads, run_shared
+from kernels.cpu.threads import cpu_threads, kernel_threads, run_shared
 
 __all__ = ["CpuKernel", "as_array", "as_flat_array", "cpu_jit", "recording"]
 
@@ -62,14 +62,15 @@ class CpuKernel(CpuFunction):
     def parallel_for(self, num_items: int, grain: int, *args: Any) -> None:
         """Run over items ``[0, num_items)``, shared with other threads if there is enough work.
 
-        ``grain`` items take about 100 µs, five times the time of waking a thread. While a
-        :class:`kernels.cpu.graph.CpuGraph` records on this thread, the call is also recorded.
+        ``grain`` items take about 100 µs, five times the time of waking a thread. That much is shared if the
+        helpers are awake, twice as much otherwise. While a :class:`kernels.cpu.graph.CpuGraph` records on
+        this thread, the call is also recorded.
         """
         if num_items == 0:
             return
         if recording.note is not None:
             recording.note(self.dispatcher, num_items, grain, args)
-        if num_items < 2 * grain or kernel_threads() == 1:
+        if kernel_threads() == 1 or num_items < (max(2, grain) if cpu_threads().are_awake else 2 * grain):
             self.dispatcher(*args, 0, num_items)
         else:
             run_shared(self.dispatcher, num_items, grain, args)

@@ -35,6 +35,30 @@ class NativeCall:
     @classmethod
     def bind(cls, dispatcher: Any, args: tuple[Any, ...]) -> NativeCall:
         """Bind a kernel to its arguments; compiles the kernel for their types if necessary."""
+        key = dispatcher, *map(_kind, args)
+        code = _codes.get(key)
+        if code is None:
+            code = _codes[key] = _Code.of(dispatcher, args)
+        words = [word for arg in args for word in _words(arg)]
+        return cls(code.name, code.trampoline, code.kernel, np.array(words, dtype=np.int64), (code, args))
+
+    @property
+    def addresses(self) -> tuple[int, int, int]:
+        """The addresses of trampoline, kernel and block."""
+        return self.trampoline, self.kernel, self.block.ctypes.data
+
+
+@dataclass(frozen=True)
+class _Code:
+    """A kernel compiled for arguments of some types."""
+
+    name: str
+    trampoline: int
+    kernel: int
+    _keeps: Any
+
+    @classmethod
+    def of(cls, dispatcher: Any, args: tuple[Any, ...]) -> _Code:
         import numba
 
         signature = (*map(numba.typeof, args), numba.int64, numba.int64)
@@ -43,19 +67,21 @@ class NativeCall:
             dispatcher.compile(signature)
             compiled = dispatcher.overloads[signature]
         kernel = compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)
-        words = [word for arg in args for word in _words(arg)]
-        return cls(
-            dispatcher.py_func.__name__,
-            _trampoline(signature, compiled.target_context),
-            kernel,
-            np.array(words, dtype=np.int64),
-            (compiled, args),
-        )
+        trampoline = _trampoline(signature, compiled.target_context)
+        return cls(dispatcher.py_func.__name__, trampoline, kernel, compiled)
 
-    @property
-    def addresses(self) -> tuple[int, int, int]:
-        """The addresses of trampoline, kernel and block."""
-        return self.trampoline, self.kernel, self.block.ctypes.data
+
+_codes: dict[tuple[Any, ...], _Code] = {}
+"""By kernel and kinds of arguments. Numba takes about 10 µs to find the type of one array."""
+
+
+def _kind(arg: Any) -> Any:
+    """Return what the type that numba gives an argument depends on."""
+    if isinstance(arg, np.ndarray):
+        return arg.dtype, arg.ndim, arg.flags.num
+    if isinstance(arg, tuple):
+        return tuple(map(_kind, arg))
+    return type(arg)
 
 
 def _words(arg: Any) -> list[int]:

@@ -9,8 +9,13 @@ To claim a share, a thread reads one word, ``generation << 24 | shares << 12 | n
 successor. The generation changes with every call, so a helper that slept through any number of calls can't
 claim a share of a call that it did not read. Between two calls, while the next call's address is written, the
 word has no share left. Helpers spin between two calls of a list, then yield the core, and after a longer time
-they sleep in a semaphore until a call with shares begins. If a helper loses its core while it has a share,
-this thread makes calls alone for some milliseconds, since sharing gains nothing if all cores are busy.
+they sleep in a semaphore until a call with shares begins. A thread that makes many calls from Python can keep
+them awake in between: then they spin for longer (:meth:`CpuThreads.awake`).
+
+If a helper loses its core while it has a share, this thread has to wait for it. After that it makes calls
+alone for some milliseconds, since sharing gains nothing if all cores are busy. A thread that keeps the
+helpers awake does so only if they have worked for less time than it had to wait. So a prompt keeps both cores
+where another process, of lower priority, takes one from time to time.
 """
 
 from __future__ import annotations
@@ -20,6 +25,8 @@ import ctypes
 import functools
 import logging
 import threading
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -34,6 +41,7 @@ from kernels.cpu.atomics import (
     monotonic_ns,
     store_word,
     swap_word,
+    thread_ns,
 )
 from kernels.cpu.compiler import CpuIntrinsic, cpu_function
 from kernels.cpu.native_call import NativeCall
@@ -43,13 +51,22 @@ log = logging.getLogger(__name__)
 TRAMPOLINE, KERNEL, BLOCK, ITEMS, SHARES, COLUMNS = 0, 1, 2, 3, 4, 5
 MOST_SHARES = 2**12 - 1
 _CALL, _DONE, _RUNNING, _STOPPED, _ASLEEP, _ALONE, _PENALTY, _TIME = 64, 128, 192, 256, 320, 384, 392, 400
-"""Offsets in bytes from the word: address of the present call, number of its shares that are done, whether a
-list runs, whether the process ends, number of helpers asleep, time until which this thread makes calls alone,
-how long it will do so after the next wait for a helper that lost its core, and room for the clock's time."""
-_CONTROL_BYTES = 448
+"""Offsets in bytes from the word: address of the present call, number of its shares that are done, how long
+helpers spin without work (0: none are wanted), whether the process ends, number of helpers asleep, time until
+which this thread makes calls alone, how long it will do so after the next such wait, and room for the clock's
+time."""
+_HELPED, _CONTROL_BYTES = 448, 512
+"""Offset of the time in which helpers that are kept awake worked since one last lost its core; size of all
+words."""
+SHARES_A_GRAIN = 8
+"""A share takes about 12 µs. Shares can be this short, since claiming one takes a tenth of a µs."""
 _SEMAPHORE_BYTES = 64  # more than any C library's sem_t
-_SPINS, _YIELDS = 2000, 700  # a few µs, about 300 µs: longer than this thread's work between shared calls
-_PATIENCE_NS = 500_000  # the time of several shares; a helper that lost its core is away for milliseconds
+_SPINS, _PATIENT_SPINS, _YIELDS = 2**11, 2**16, 700  # a few µs, 100 µs, 300 µs
+"""How often a helper without work looks for some before it yields its core: in a list of calls, and between
+calls from Python. How often it yields then, before it sleeps: for longer than this thread's work between
+shared calls. If another process wants the core, it is away for milliseconds after a yield. So this thread too
+looks for a helper's last share for longer than most shares take."""
+_PATIENCE_NS = 500_000  # the time of many shares; a helper that lost its core is away for milliseconds
 _LEAST_ALONE_NS, _MOST_ALONE_NS = 2_000_000, 32_000_000
 _STOP_S = 1.0
 
@@ -94,19 +111,24 @@ def _claim_shares(control):
 
 @cpu_function
 def _await_shares(control, shares, sched_yield, clock_gettime):
-    """Waits for the helpers' shares. If that takes long, a helper lost its core: stop sharing for a while."""
-    for _ in range(_SPINS):
+    """Waits for the helpers' shares. If a helper lost its core, decides whether this thread goes on alone."""
+    most_spins = load_word(control + _RUNNING)
+    for _ in range(most_spins):
         if load_word(control + _DONE) == shares:
             return
     began_ns = monotonic_ns(clock_gettime, control + _TIME)
     while load_word(control + _DONE) < shares:
         call_c(sched_yield, 0, 0, 0, 0)
     penalty_ns, now_ns = load_word(control + _PENALTY), monotonic_ns(clock_gettime, control + _TIME)
-    if now_ns - began_ns > _PATIENCE_NS:
+    waited_ns = now_ns - began_ns
+    if waited_ns <= _PATIENCE_NS:
+        store_word(control + _PENALTY, max(penalty_ns - penalty_ns // 16, _LEAST_ALONE_NS))
+        return
+    helped_ns = load_word(control + _HELPED)
+    store_word(control + _HELPED, 0)
+    if most_spins != _PATIENT_SPINS or helped_ns < waited_ns:
         store_word(control + _ALONE, now_ns + penalty_ns)
         store_word(control + _PENALTY, min(2 * penalty_ns, _MOST_ALONE_NS))
-    else:
-        store_word(control + _PENALTY, max(penalty_ns - penalty_ns // 16, _LEAST_ALONE_NS))
 
 
 @cpu_function
@@ -143,25 +165,32 @@ def _run_calls(table, control, semaphore, sem_post, sched_yield, clock_gettime, 
 
 
 @cpu_function
-def _help(control, semaphore, sem_wait, sched_yield):
+def _help(control, semaphore, sem_wait, sched_yield, clock_gettime):
     """The main loop of a helper."""
+    room = np.empty(2, dtype=np.int64)
     while True:
         add_to_word(control + _ASLEEP, 1)
         call_c(sem_wait, semaphore, 0, 0, 0)
         if load_word(control + _STOPPED) != 0:
             return
-        spins = 0
-        while load_word(control + _RUNNING) != 0:
+        spins, most_spins = 0, load_word(control + _RUNNING)
+        while most_spins != 0:
             word = load_word(control)
             if word & MOST_SHARES < (word >> 12) & MOST_SHARES:
-                _claim_shares(control)
+                if most_spins == _PATIENT_SPINS:
+                    began_ns = thread_ns(clock_gettime, room.ctypes.data)
+                    _claim_shares(control)
+                    add_to_word(control + _HELPED, thread_ns(clock_gettime, room.ctypes.data) - began_ns)
+                else:
+                    _claim_shares(control)
                 spins = 0
             else:
                 spins += 1
-                if spins > _SPINS:
+                if spins > most_spins:
                     call_c(sched_yield, 0, 0, 0, 0)
-                if spins > _SPINS + _YIELDS:
+                if spins > most_spins + _YIELDS:
                     break  # no work for a helper for this long: sleep until a call with shares
+            most_spins = load_word(control + _RUNNING)
 
 
 _num_threads: list[int] = []
@@ -193,6 +222,8 @@ class CpuThreads:
             log.warning("this system has no unnamed semaphores: CPU kernels run on one thread")
         self._helpers: list[threading.Thread] = []
         self._busy = threading.Lock()
+        self._user = 0
+        """The thread that has the helpers, by its identifier; 0: none."""
         atexit.register(self._stop)
 
     @property
@@ -203,19 +234,41 @@ class CpuThreads:
         """
         return [helper.native_id for helper in self._helpers if helper.native_id is not None]
 
+    @contextmanager
+    def awake(self, spins: int = _PATIENT_SPINS) -> Generator[bool]:
+        """Gives the helpers to this thread. They stay awake between its calls, and spin ``spins`` times.
+
+        Yields whether this thread has them: another thread may use them, or there are none."""
+        this = threading.get_ident()
+        if self._user == this:
+            yield True
+        elif kernel_threads() == 1 or not self._has_helpers or not self._busy.acquire(blocking=False):
+            yield False
+        else:
+            self._user = this
+            self._set(_RUNNING, spins)
+            try:
+                yield True
+            finally:
+                self._set(_RUNNING, 0)
+                self._user = 0
+                self._busy.release()
+
+    @property
+    def are_awake(self) -> bool:
+        """Whether this thread has the helpers, so that it need not wake them for a call."""
+        return self._user == threading.get_ident()
+
     def run(self, table: NDArray[np.int64]) -> None:
         """Makes all calls of a table, without the helpers if another thread uses them."""
         num_helpers = min(kernel_threads() - 1, int(table[:, SHARES].max()) - 1)
-        if num_helpers <= 0 or not self._has_helpers or not self._busy.acquire(blocking=False):
+        if num_helpers <= 0:
             self._run(table, False)
             return
-        try:
-            self._hire(num_helpers)
-            self._set(_RUNNING, 1)
-            self._run(table, True)
-        finally:
-            self._set(_RUNNING, 0)
-            self._busy.release()
+        with self.awake(_SPINS) as has_helpers:
+            if has_helpers:
+                self._hire(num_helpers)
+            self._run(table, has_helpers)
 
     def _run(self, table: NDArray[np.int64], is_shared: bool) -> None:
         semaphore = ctypes.addressof(self._semaphore)
@@ -225,7 +278,8 @@ class CpuThreads:
 
     def _hire(self, num_helpers: int) -> None:
         while len(self._helpers) < num_helpers:
-            args = self._address, ctypes.addressof(self._semaphore), self._wait, self._yield
+            semaphore = ctypes.addressof(self._semaphore)
+            args = self._address, semaphore, self._wait, self._yield, self._clock
             helper = threading.Thread(target=_help.dispatcher, args=args, name="cpu-kernel", daemon=True)
             helper.start()
             self._helpers.append(helper)
@@ -256,4 +310,5 @@ def table_row(call: NativeCall, num_items: int, num_shares: int) -> tuple[int, .
 def run_shared(dispatcher: Any, num_items: int, grain: int, args: tuple[Any, ...]) -> None:
     """Makes one call, shared with this process's helpers."""
     call = NativeCall.bind(dispatcher, args)
-    cpu_threads().run(np.array([table_row(call, num_items, 4 * num_items // grain)], dtype=np.int64))
+    num_shares = SHARES_A_GRAIN * num_items // grain
+    cpu_threads().run(np.array([table_row(call, num_items, num_shares)], dtype=np.int64))

@@ -156,7 +156,7 @@ def _add_rms_norm_cpu(x, residual, weight, eps, scale, y, total, begin, end):
 
 
 _ZERO = np.float32(0)
-_GRAIN_ELEMENTS = 2**19  # a thread's minimum share: about 100 µs
+_GRAIN_ELEMENTS = 2**18  # a thread's minimum share: about 100 µs
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

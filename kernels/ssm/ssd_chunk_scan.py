@@ -317,7 +317,7 @@ def _scan_on_cpu(
     return y.to(x.dtype)
 
 
-_GRAIN_ELEMENTS = 2**21  # tokens times elements of state, about 100 µs
+_GRAIN_ELEMENTS = 2**20  # tokens times elements of state, about 100 µs
 _GRAIN_STEPS = 2**12  # tokens times heads, about 100 µs
 
 

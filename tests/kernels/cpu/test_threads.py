@@ -1,0 +1,106 @@
+"""Helper threads: who gets them, when a call is shared with them, and which kernel a shared call runs."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from kernels.cpu.atomics import add_to_word, load_word
+from kernels.cpu.jit import cpu_jit
+from kernels.cpu.threads import cpu_threads
+
+SOON, EVENTUALLY = 2**16, 2**34
+
+
+@pytest.fixture(autouse=True)
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@cpu_jit
+def _meet(words, met, patience, begin, end):
+    """Each of two items waits until the other one runs too."""
+    for item in range(begin, end):
+        add_to_word(words.ctypes.data, 1)
+        for _ in range(patience):
+            if load_word(words.ctypes.data) == 2:
+                met[item] = 1
+                break
+
+
+def both_meet(grain: int, patience: int) -> bool:
+    """Returns whether two threads share a call of two items."""
+    words, met = np.zeros(1, dtype=np.int64), np.zeros(2, dtype=np.int64)
+    _meet.parallel_for(2, grain, words, met, patience)
+    return bool(met.all())
+
+
+def test_a_long_call_is_shared():
+    assert both_meet(1, EVENTUALLY)
+
+
+def test_a_shorter_call_is_shared_only_while_the_helpers_are_awake():
+    assert not both_meet(2, SOON)
+    with cpu_threads().awake() as has_helpers:
+        assert has_helpers
+        assert both_meet(2, EVENTUALLY)
+        assert both_meet(2, EVENTUALLY)
+        assert not both_meet(3, SOON)
+    assert not both_meet(2, SOON)
+
+
+def test_helpers_belong_to_one_thread_at_a_time():
+    threads, found = cpu_threads(), []
+
+    def ask() -> None:
+        with threads.awake() as has_helpers:
+            found.append((has_helpers, threads.are_awake, both_meet(1, SOON)))
+
+    with threads.awake(), threads.awake() as has_them_again:
+        assert has_them_again
+        assert threads.are_awake
+        other = threading.Thread(target=ask)
+        other.start()
+        other.join()
+        assert both_meet(2, EVENTUALLY)
+    assert not threads.are_awake
+    assert found == [(False, False, False)]
+
+
+def test_one_thread_has_no_helpers():
+    torch.set_num_threads(1)
+    with cpu_threads().awake() as has_helpers:
+        assert not has_helpers
+        assert not both_meet(1, SOON)
+
+
+@cpu_jit
+def _scaled_sums(x, scales, out, begin, end):
+    first, second = scales
+    for i in range(begin, end):
+        total = 0.0
+        for j in range(x.shape[1]):
+            total += x[i, j]
+        out[i] = total * first + second
+
+
+def read_only(x: np.ndarray) -> np.ndarray:
+    x = x.copy()
+    x.flags.writeable = False
+    return x
+
+
+@pytest.mark.parametrize("scales", [(2, 1), (np.float32(0.5), 1), (0.5, np.int32(3))], ids=str)
+def test_a_shared_call_runs_the_kernel_for_its_arguments_types(scales):
+    wide = np.arange(64.0, dtype=np.float32).reshape(8, 8)
+    arrays = wide, wide.T, wide[:, ::2], read_only(wide), wide.astype(np.float64), wide.astype(np.int64)
+    for x in (*arrays, *arrays):
+        out = np.zeros(8)
+        _scaled_sums.parallel_for(8, 1, x, scales, out)
+        np.testing.assert_array_equal(out, x.sum(axis=1) * float(scales[0]) + scales[1])
