@@ -41,6 +41,7 @@ from wire.messages.generation import (
 )
 from wire.messages.handoff import Role, Ticket
 from wire.messages.prefixes import PrefixNews
+from wire.messages.sessions import SessionNews, TendSession
 from wire.rpc import (
     ABANDON,
     DECODE_SERVICE,
@@ -77,7 +78,7 @@ class GrpcWorker:
         }
         server.add_service(PREFILL_SERVICE, prefill)
         server.add_service(DECODE_SERVICE, {"Stream": stream_handler(self._stream)})
-        server.add_server_service(self._describe, _stats, _prefixes, _set_draining)
+        server.add_server_service(self._describe, _stats, _prefixes, _set_draining, _tend_session)
         await server.start()
         await server.wait_until_stopped()
 
@@ -183,6 +184,10 @@ async def _stats() -> ServerStats:
 
 async def _prefixes(_since: int | None) -> PrefixNews:
     return PrefixNews(1, True)
+
+
+async def _tend_session(_call: TendSession) -> SessionNews:
+    return SessionNews(0, 0)
 
 
 async def _set_draining(_message: SetDraining) -> None:
