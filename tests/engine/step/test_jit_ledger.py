@@ -33,11 +33,8 @@ def long_asks() -> list[Ask]:
     return [Ask(tuple(text[:length]), params[i % 2]) for i, length in enumerate(LENGTHS)]
 
 
-RARE = ("plain", "ngram", "float32 experts", "invariant")
-
-
 @pytest.mark.parametrize(
-    "name", [pytest.param(one, marks=pytest.mark.exhaustive) if one in RARE else one for one in SETTINGS]
+    "name", [one if one == "mtp" else pytest.param(one, marks=pytest.mark.exhaustive) for one in SETTINGS]
 )
 def test_serving_compiles_nothing(name, tmp_path):
     setting = SETTINGS[name]

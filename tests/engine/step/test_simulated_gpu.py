@@ -20,6 +20,10 @@ from testing.simulated_gpu.removed_waits import REMOVED_WAITS
 from testing.simulated_gpu.streams import AtOnce, Late
 
 
+QUICK = ("mtp", "experts", "crowded", "host memory")
+"""Together they have every kind of step; rows that replay have a test of their own."""
+
+
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     return {
@@ -30,9 +34,7 @@ def models(tmp_path_factory):
 
 @pytest.fixture(
     scope="module",
-    params=[
-        pytest.param(name, marks=pytest.mark.exhaustive if name == "replay" else ()) for name in SETTINGS
-    ],
+    params=[pytest.param(name, marks=() if name in QUICK else pytest.mark.exhaustive) for name in SETTINGS],
 )
 def simulated(request, models):
     setting = SETTINGS[request.param]
