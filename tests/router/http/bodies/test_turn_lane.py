@@ -158,7 +158,8 @@ async def test_all_requests_take_turns_but_health_probes(make_stack):
     lane = stack.app.entrance._beginnings
     async with lane.turn("another"):
         waiting = [
-            asyncio.create_task(stack.client.get(path)) for path in ("/v1/models", "/metrics", "/openapi.json")
+            asyncio.create_task(stack.client.get(path))
+            for path in ("/v1/models", "/metrics", "/openapi.json")
         ]
         await until(lambda: sum(map(len, lane._waiting.values())) == len(waiting))
         for path in ("/healthz", "/readyz", "/health", "/ping", "/version"):
