@@ -15,6 +15,7 @@ from starlette.types import Scope
 
 from router.access.audited import note_refusal
 from router.access.authentication import Authentication
+from router.access.client import site_of
 from router.access.credentials import Credentials
 from router.access.cross_site import HostCheck, OriginCheck
 from router.access.own_ports import OwnPorts
@@ -26,9 +27,10 @@ from router.admin.processes.overview import Processes
 from router.admin_ui import pages
 from router.admission.gate import Gate, GateLimits
 from router.admission.hold import Hold, watch
-from router.api import probes, refused, sessions
+from router.api import description, probes, refused, sessions
 from router.api.anthropic import errors as anthropic_errors
 from router.api.anthropic import messages
+from router.api.metrics_pages import MetricsPages
 from router.api.openai import chat, completions, model_list, tokenization
 from router.api.openai.schemas import ERRORS
 from router.api.responses import creation, stored
@@ -42,6 +44,7 @@ from router.fleet.model_servers import ModelServers
 from router.fleet.pool_membership import Membership
 from router.fleet.server_pool import ServerPool
 from router.http.bodies.body_room import BODIES_AT_ONCE, BodyRoom
+from router.http.connections.open_connections import OpenConnections
 from router.http.drain import Drain
 from router.http.openai_errors import install_error_handlers
 from router.http.refusals import Refusals
@@ -93,6 +96,7 @@ def create_app(config: RouterConfig, *, on_fatal: OnFatal = end_process) -> Fast
     app = RouterApp(
         title="Twinfang",
         responses=ERRORS,
+        openapi_url=None,  # :mod:`router.api.description` answers there
         docs_url=None,
         redoc_url=None,
         lifespan=partial(_serving, resources=resources, on_fatal=on_fatal),
@@ -102,6 +106,7 @@ def create_app(config: RouterConfig, *, on_fatal: OnFatal = end_process) -> Fast
     endpoints = (completions, chat, messages, refused, creation, stored, tokenization, sessions, model_list)
     for module in (*endpoints, probes):
         app.include_router(module.router)
+    app.include_router(description.router)
     credentials = resources.files.credentials
     if credentials.give_roles:
         add_admin_api(app, credentials, resources.audit)
@@ -109,6 +114,9 @@ def create_app(config: RouterConfig, *, on_fatal: OnFatal = end_process) -> Fast
             add_process_api(app, config.place.secret, resources.audit)
         app.include_router(pages.router)
     app.state.drain = resources.drain
+    app.state.connections = OpenConnections(site_of)
+    app.state.metrics_pages = MetricsPages(app.state)
+    app.state.description = None
     app.state.response_store = resources.files.response_store
     app.state.response_turns = StoreTurns()
     certificate = resources.files.certificate
@@ -160,6 +168,7 @@ async def _serving(app: FastAPI, *, resources: Resources, on_fatal: OnFatal) -> 
     )
     services.metrics.registry.register(services.lag)
     services.metrics.registry.register(app.state.refusals)
+    services.metrics.registry.register(app.state.connections)
     siblings = _siblings(config, resources.files.credentials, app.state.own_ports)
     ledger = Ledger(services.process)
     changes = app.state.changes = Changes(
@@ -283,6 +292,7 @@ def _entrance(app: RouterApp, resources: Resources) -> Entrance:
         ),
         drain=resources.drain,
         still_answered=(*probes.PROBE_PATHS, "/admin"),
+        without_turn=probes.PATHS_WITHOUT_TURN,
         room=room,
         max_body_bytes=config.max_body_bytes,
         cors_origins=config.cors_origins,

@@ -59,8 +59,9 @@ class Entrance:
     as before, so that operators can watch the drain; the drain does not wait for these answers.
 
     A request is read, checked and sent to a server without a pause, until it waits for something. Two hundred
-    requests that come at once take half a second of the loop's time. So only one POST begins in each
-    iteration of the event loop, and clients take turns: a probe does not have to wait for all of them.
+    requests that come at once take half a second of the loop's time. So only one request begins in each
+    iteration of the event loop, and clients take turns: a probe does not have to wait for all of them. Paths
+    in ``without_turn`` are answered at once.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Entrance:
         *,
         drain: Drain,
         still_answered: tuple[str, ...],
+        without_turn: frozenset[str],
         room: BodyRoom,
         max_body_bytes: int,
         cors_origins: tuple[str, ...],
@@ -80,6 +82,7 @@ class Entrance:
         self._checks = checks
         self._drain = drain
         self._still_answered = still_answered
+        self._without_turn = without_turn
         self._beginnings = TurnLane()
         self._room = room
         self._max_body_bytes = max_body_bytes
@@ -138,7 +141,7 @@ class Entrance:
         share = BodyShare(self._room, client.name)
         share.put_into(scope)
         try:
-            if scope["method"] == "POST":
+            if scope["path"] not in self._without_turn:
                 await self._beginnings.begin(client.name)
             body = BoundedBody(scope, receive, share, self._max_body_bytes)
             await self._answer(scope, body.receive, send)

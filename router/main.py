@@ -10,6 +10,7 @@ from router.config import RouterConfig
 from router.heap import keep_small
 from router.http.server import HttpServer
 from router.http.sockets import sockets_of
+from wire.open_files import raise_open_file_limit
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +32,7 @@ def run(config: RouterConfig) -> None:
         server.should_exit = True
 
     keep_small()
+    raise_open_file_limit()
     app = create_app(config, on_fatal=on_fatal)
     server = HttpServer(app, config, app.state.drain)
     _calm_the_collector()

@@ -21,6 +21,7 @@ from telemetry.start_up import StartUp
 from telemetry.tracing import start_tracing
 from wire.errors import DeviceFaultError
 from wire.messages.generation import ServerInfo, ServerStats
+from wire.open_files import raise_open_file_limit
 from wire.server import GrpcServer
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ def run_server(config: ServerConfig, role: str, make_service: MakeService) -> No
     """Serve until SIGTERM or SIGINT. Raises the error because of which the server could not start or had to
     stop. After a fault of its device the process ends here, with exit code 71."""
     signal.signal(signal.SIGINT, _interrupt)
+    raise_open_file_limit()
     asyncio.run(_serve(config, role, make_service))
 
 

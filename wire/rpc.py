@@ -83,8 +83,13 @@ CLIENT_OPTIONS: list[tuple[str, int]] = [
     ("grpc.use_local_subchannel_pool", 1),
 ]
 
-SERVER_OPTIONS = [*CHANNEL_OPTIONS, ("grpc.so_reuseport", 0)]
-"""With reuseport, a port that is in use would get a second listener; without it, binding fails."""
+SERVER_OPTIONS = [
+    *CHANNEL_OPTIONS,
+    # With reuseport, a port that is in use would get a second listener; without it, binding fails.
+    ("grpc.so_reuseport", 0),
+    # A connection that has not shaken hands by then is closed. The default is two minutes.
+    ("grpc.server_handshake_timeout_ms", 10_000),
+]
 
 
 @dataclass(frozen=True)

@@ -205,6 +205,7 @@ ATTACKS = (
     ),
     Attack("trickle", "32 bodies trickled after a 404, 405 or 413", 32, 8, trickle),
     Attack("slow", "16 streams of megabytes read at 500 bytes/s", 16, 16, read_slowly, "streams-read"),
+    Attack("scrape", "100 × /metrics, one after the other", 100, 16, sending(bodies.scrapes), every_s=0.0),
     Attack("drop", f"{WAVE} clients gone after a token, every 5 s", WAVE, 16, drop, every_s=5.0),
 )
 BY_NAME = {attack.name: attack for attack in (*ATTACKS, *WELL_BEHAVED)}

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from benchmarks.hostile.connection import post
+from benchmarks.hostile.connection import get, post
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
@@ -43,6 +43,11 @@ next."""
 
 Requests = Iterator[bytes]
 Messages = list[dict[str, str]]
+
+
+def scrapes(model: str, client: int) -> Requests:
+    """Asks for all metrics, for which nobody needs a key."""
+    return itertools.repeat(get("/metrics"))
 
 
 def ordinary(model: str, client: int) -> Requests:

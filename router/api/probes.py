@@ -10,10 +10,12 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from router.access.audited import operator_with
+from router.access.client import client_of
 from router.access.credentials import has_secret
+from router.api.metrics_pages import MetricsPages
 from router.fleet.absence import Absence
 from router.http.openai_errors import error_response
-from router.observe.sibling_metrics import PATH_OF_ONE, merged, metrics_of_siblings
+from router.observe.sibling_metrics import PATH_OF_ONE
 from router.serving.services import Services, services_of
 from wire.errors import UnavailableError
 
@@ -21,6 +23,8 @@ router = APIRouter()
 
 PROBE_PATHS = ("/healthz", "/readyz", "/metrics", "/health", "/ping", "/version")
 """The router answers these paths until its process ends."""
+PATHS_WITHOUT_TURN = frozenset(PROBE_PATHS) - {"/metrics"}
+"""Answers that cost next to nothing, and that must not wait for others."""
 OPEN_PATHS = frozenset({*PROBE_PATHS, PATH_OF_ONE})
 """Paths that need no API key: probes and scrapers have none."""
 VERSION = importlib.metadata.version("twinfang")
@@ -77,15 +81,9 @@ async def metrics(request: Request) -> Response:
     """Metrics in Prometheus' format. If several processes share one port, the metrics of all of them: see
     :mod:`router.observe.sibling_metrics`. Figures of single API keys, with the keys' names, are shown only to
     who has the role `view`. With `--metrics-need-role`, nobody else sees anything."""
-    services = services_of(request)
-    with_keys = await _may_see_keys(request, services)
-    services.metrics.server_stats.update(*services.pool.stats())
-    own, place = _own_metrics(services, with_keys=with_keys), services.config.place
-    if place is not None:
-        called = request.app.state.own_ports.called
-        others = await metrics_of_siblings(place, called, with_keys=with_keys)
-        own = merged({place.index: own.decode(), **others})
-    return Response(own + services.metrics.of_servers(), media_type=CONTENT_TYPE_LATEST)
+    with_keys = await _may_see_keys(request, services_of(request))
+    page = await _pages_of(request).of_all(client_of(request).name, with_keys=with_keys)
+    return Response(page, media_type=CONTENT_TYPE_LATEST)
 
 
 @router.get(PATH_OF_ONE, include_in_schema=False)
@@ -95,7 +93,13 @@ async def metrics_of_one(request: Request) -> Response:
     is_sibling = place is not None and bool(place.secret) and has_secret(request.scope, place.secret)
     if services.config.metrics_need_role and not is_sibling:
         await operator_with("view", services.credentials, services.audit, request.scope)
-    return Response(_own_metrics(services, with_keys=is_sibling), media_type=CONTENT_TYPE_LATEST)
+    page = await _pages_of(request).of_one(client_of(request).name, with_keys=is_sibling)
+    return Response(page, media_type=CONTENT_TYPE_LATEST)
+
+
+def _pages_of(request: Request) -> MetricsPages:
+    pages: MetricsPages = request.app.state.metrics_pages
+    return pages
 
 
 async def _may_see_keys(request: Request, services: Services) -> bool:
@@ -121,14 +125,3 @@ def _readiness(request: Request, status: str) -> JSONResponse:
     if absence is None or (absence is not OTHER_RELEASE and is_short):
         return JSONResponse({"status": status})
     return error_response(absence.error(), request.scope)
-
-
-def _own_metrics(services: Services, *, with_keys: bool) -> bytes:
-    for role, num in services.pool.num_connected().items():
-        services.metrics.servers.labels(role).set(num)
-    for role, num in services.pool.num_configured().items():
-        services.metrics.configured.labels(role).set(num)
-    gates = {model.name: (model.gate, model.hold) for _, model in services.models}
-    services.metrics.gates.update(gates)
-    services.metrics.router_view.update(services.pool.assignments())
-    return services.metrics.of_router(with_keys=with_keys)

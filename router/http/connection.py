@@ -21,6 +21,7 @@ from fastapi import FastAPI
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from router.http.client_end import ClientEnd
+from router.http.connections.open_connections import OpenConnections
 from router.http.half_close import COMMENT, CONTINUE, HalfClose
 from router.http.lingering import LingeringTransport
 from wire.http.address import host_port
@@ -60,9 +61,12 @@ class HttpConnection(HttpToolsProtocol):
         self._is_too_large = False
         self._head_timeout: asyncio.TimerHandle | None = None
         self._await_head()
+        connections: OpenConnections = cast(FastAPI, self.config.app).state.connections
+        self._place = connections.opened(self.client[0] if self.client else "", transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
+        self._place.left()
         self._lingering.lost()
         if self._half_close is not None:
             self._half_close.stop()
@@ -117,6 +121,7 @@ class HttpConnection(HttpToolsProtocol):
         self._previous_cycle = self.cycle
         super().on_headers_complete()
         if self.cycle is not None:
+            self._place.works()
             scope: dict[str, Any] = self.scope  # type: ignore[assignment]
             client_end = ClientEnd(self.cycle)
             client_end.put_into(scope)
@@ -162,6 +167,8 @@ class HttpConnection(HttpToolsProtocol):
         if self._client_ends:
             self._client_ends.popleft().answered()
         super().on_response_complete()
+        if not self._client_ends:
+            self._place.waits()
         if self._refusal is not None and self.cycle.response_complete and not self.transport.is_closing():
             self._refuse(self._refusal)
 

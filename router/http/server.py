@@ -16,6 +16,7 @@ from fastapi import FastAPI
 
 from router.config import RouterConfig
 from router.http.connection import HttpConnection
+from router.http.connections.tls_listener import TlsListener
 from router.http.drain import Drain
 from router.http.lingering import MAX_DRAIN_S
 from wire.errors import UnavailableError
@@ -29,9 +30,9 @@ pools, so that the client closes the connection first."""
 BACKLOG = 2048
 """The maximum number of connections that the operating system keeps until the router accepts them."""
 ACCEPTED_AT_ONCE = 16
-"""The number of listening handles for each socket. libuv accepts one connection for each handle in each
-iteration of the event loop. With one handle, a probe that arrives after two hundred other connections waits
-for two hundred iterations."""
+"""The number of connections that are accepted in one iteration of the event loop. libuv accepts one for each
+handle that listens, so there are as many handles. With one handle, a probe that arrives after two hundred
+other connections waits for two hundred iterations."""
 
 HANDSHAKE_S = 10.0
 """How long a client may take for a TLS handshake."""
@@ -86,17 +87,20 @@ class HttpServer(uvicorn.Server):
         bound, self.servers = self.servers, []
         for server in bound:
             for listening in server.sockets:
-                for _ in range(ACCEPTED_AT_ONCE):
-                    self.servers.append(await self._accept_on(os.dup(listening.fileno())))
+                self.servers += await self._accept_on(listening)
             server.close()  # uvicorn's own handle has no limits for TLS; the socket stays open in the others
         self.started = has_started
 
-    async def _accept_on(self, fd: int) -> asyncio.Server:
-        listening = socket.socket(fileno=fd)
+    async def _accept_on(self, listening: socket.socket) -> list[Any]:
+        """Return the servers that accept connections on copies of a socket."""
         tls = self._own_tls if listening.getsockname()[1] == self._own_port else self._tls
-        limits: dict[str, Any] = {} if tls is None else TLS_LIMITS
+        if tls is not None:
+            copy, connections = socket.socket(fileno=os.dup(listening.fileno())), self._state.connections
+            limits, at_once = TLS_LIMITS, ACCEPTED_AT_ONCE
+            return [TlsListener(copy, self._protocol, tls, connections, limits=limits, at_once=at_once)]
         loop = asyncio.get_running_loop()
-        return await loop.create_server(self._protocol, sock=listening, backlog=BACKLOG, ssl=tls, **limits)
+        copies = [socket.socket(fileno=os.dup(listening.fileno())) for _ in range(ACCEPTED_AT_ONCE)]
+        return [await loop.create_server(self._protocol, sock=copy, backlog=BACKLOG) for copy in copies]
 
     def _protocol(self) -> asyncio.Protocol:
         return HttpConnection(self.config, self.server_state, self.lifespan.state)

@@ -4,8 +4,10 @@ import asyncio
 
 import pytest
 
+import wire.server
 from testing.conditions import PROMPT_S
 from wire.errors import DeviceFaultError
+from wire.rpc import SERVER_OPTIONS
 from wire.server import GrpcServer
 
 
@@ -53,4 +55,19 @@ async def test_an_error_of_the_drain_is_not_lost():
     async with asyncio.timeout(PROMPT_S):
         with pytest.raises(ValueError, match="a bug"):
             await server.wait_until_stopped(fail)
+        await server.wait_until_stopped()
+
+
+async def test_a_connection_that_never_shakes_hands_is_closed(monkeypatch):
+    options = dict(SERVER_OPTIONS)
+    assert options["grpc.server_handshake_timeout_ms"] == 10_000
+    options["grpc.server_handshake_timeout_ms"] = 100
+    monkeypatch.setattr(wire.server, "SERVER_OPTIONS", list(options.items()))
+    server = GrpcServer("127.0.0.1", 0)
+    await server.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    async with asyncio.timeout(PROMPT_S):
+        await reader.read()  # to its end
+        writer.close()
+        server.stop()
         await server.wait_until_stopped()

@@ -18,6 +18,7 @@ from twinfang.autoscale.needs import Objectives
 from twinfang.autoscale.pool_planner import PlannerPace, PoolLimits
 from twinfang.autoscale.settings import AutoscaleConfig, PoolSource, RouterIdentity
 from twinfang.flags.tls import identity_files
+from wire.open_files import raise_open_file_limit
 
 if TYPE_CHECKING:
     from wire.tls.identity import Identity
@@ -60,6 +61,7 @@ def _pool(values: argparse.Namespace, role: str) -> PoolSource:
 
 
 def _run(config: AutoscaleConfig) -> None:
+    raise_open_file_limit()
     identity = _identity(config)
     autoscaler = Autoscaler(config, identity, say=lambda line: print(line, flush=True))
     port = _probe_port(config, autoscaler, identity)

@@ -25,6 +25,7 @@ from twinfang.stack.stack import SERVER_STOP_GRACE_S, child_environment, rank_ar
 from twinfang.stack.supervisor import Supervisor
 from wire.errors import ConfigError
 from wire.http.address import host_port
+from wire.open_files import raise_open_file_limit
 
 if TYPE_CHECKING:
     from wire.tls.identity import Identity
@@ -55,6 +56,7 @@ _FLAGS = (
 def run(values: argparse.Namespace, place: RankPlace) -> None:
     """Runs the ranks until SIGTERM or SIGINT. Raises :class:`ConfigError` for ports above 65,535 or
     conflicting ports, and :class:`ChildFailedError` if a rank can't start or dies too often."""
+    raise_open_file_limit()
     ranks = plan_ranks(values, place)
     files = identity_files(values)
     identity = None if files is None else _identity(files)

@@ -19,7 +19,6 @@ from testing.simulated_gpu.handoff import SimulatedHandoff, assert_all_free
 from testing.simulated_gpu.removed_waits import REMOVED_WAITS
 from testing.simulated_gpu.streams import AtOnce, Late
 
-
 QUICK = ("mtp", "experts", "crowded", "host memory")
 """Together they have every kind of step; rows that replay have a test of their own."""
 

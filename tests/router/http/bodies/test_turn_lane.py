@@ -151,3 +151,19 @@ async def test_a_large_body_whose_checks_last_loses_its_turn(monkeypatch):
     async with BodyShare(room, "b").turn():
         pass
     slow.end()
+
+
+async def test_all_requests_take_turns_but_health_probes(make_stack):
+    stack = await make_stack()
+    lane = stack.app.entrance._beginnings
+    async with lane.turn("another"):
+        waiting = [
+            asyncio.create_task(stack.client.get(path))
+            for path in ("/v1/models", "/metrics", "/openapi.json")
+        ]
+        await until(lambda: sum(map(len, lane._waiting.values())) == len(waiting))
+        for path in ("/healthz", "/readyz", "/health", "/ping", "/version"):
+            assert (await stack.client.get(path)).status_code == 200
+        assert not any(task.done() for task in waiting)
+    for answer in await asyncio.gather(*waiting):
+        assert answer.status_code == 200

@@ -1,0 +1,1 @@
+"""Tests of router/http/connections."""
