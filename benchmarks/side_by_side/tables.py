@@ -171,10 +171,16 @@ def limits_table(report: Report) -> str:
         most = limit["output_tokens_per_s"]
         found = [rows.get(place, {}).get(name, {}).get("output_tokens_per_s") for name in titles]
         shares = ["–" if one is None else f"{one['median'] / most:.0%}" for one in found]
-        times = [f"{limit[name] * 1e3:.3g} ms" for name in ("prompt_s", "step_s")]
+        times = [milliseconds(limit[name]) for name in ("prompt_s", "step_s")]
         lines.append([*where(report, *place), *times, f"{most:,.0f}", *shares])
     head = ["model", "load", "", "a prompt", "a decode step", "limit, output tokens/s", *titles.values()]
     return markdown(head, lines)
+
+
+def milliseconds(seconds: float) -> str:
+    """Returns a time with three digits, or with all those before the point."""
+    number = seconds * 1e3
+    return f"{number:,.0f} ms" if number >= 100 else f"{number:.3g} ms"
 
 
 # --- sentences ------------------------------------------------------------------------------------
