@@ -18,6 +18,7 @@ from router.api.text_body import TextBody, ranged
 from router.http.openai_errors import request_id_of, shown
 from router.models.answer_parts import AnswerForm
 from router.models.catalog import ServedModel
+from router.models.grammar_checker import OwnGrammars
 from router.models.prompt import Prompt
 from router.models.reasoning.model_reasoning import ReasoningForm
 from router.models.structured_output import StructuredFields
@@ -85,6 +86,13 @@ class SamplingFields(StructuredFields, TextBody):
                 "stream_options is only allowed with stream: true: set that, or leave stream_options out",
                 param="stream_options",
             )
+
+    def grammars(self, services: Services, client: Client) -> OwnGrammars:
+        """Return the checks of grammars for a request of ``client``."""
+        return OwnGrammars(services.grammars, client.name, self._salt(services, client))
+
+    def _salt(self, services: Services, client: Client) -> str:
+        return cache_salt(client.api_key, self.cache_salt or "", services.config.cache_isolation)
 
     @property
     def num_choices(self) -> int:
@@ -177,7 +185,7 @@ class SamplingFields(StructuredFields, TextBody):
             return_token_ids=bool(self.return_token_ids),
             include_stop_str_in_output=bool(self.include_stop_str_in_output),
             skip_special_tokens=self.skip_special_tokens is not False and not shows_marks,
-            cache_salt=cache_salt(client.api_key, self.cache_salt or "", services.config.cache_isolation),
+            cache_salt=self._salt(services, client),
             form=form,
             reasoning=reasoning,
             client=client,
