@@ -22,8 +22,8 @@ class Asker(NamedTuple):
     client: str = ""
     """Lanes are shared fairly between clients."""
     salt: str = ""
-    """The request's ``cache_salt``. What is known of a grammar is known for one salt alone: how soon an answer
-    begins would tell a client which grammars others have used."""
+    """The request's ``cache_salt``. What is known of a grammar is known for one salt alone: how soon an
+    answer begins would tell a client which grammars others have used."""
 
 
 NOBODY = Asker()

@@ -58,9 +58,7 @@ async def test_one_client_s_calls_leave_room_for_others(caplog):
     hostile, victim = (OwnResponses(store, turns, client(name)) for name in ("hostile", "victim"))
     tasks = [asyncio.create_task(hostile.find(f"h{i}")) for i in range(40)]
     await until(lambda: sum(task.done() for task in tasks) == 32)
-    with pytest.raises(
-        OverloadedError, match=r"8 calls .* of this client .* the limit is 8: send .* again"
-    ):
+    with pytest.raises(OverloadedError, match=r"8 calls .* of this client .* the limit is 8: send .* again"):
         await hostile.find("one more")
     with caplog.at_level(logging.ERROR):
         await hostile.save(StoredResponse("h", None, b"{}", b"[]", b"[]"))
