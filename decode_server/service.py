@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from decode_server.config import DecodeConfig
 from decode_server.stream import RouterStream
 from decode_server.submissions import Submissions, choices_of, last_outputs, refusal, scores
-from engine.grammar.follower import Follower
+from engine.grammar.follower import Asker, Follower
 from engine.request import Request
 from engine.step_result import StepResult
 from kv_transfer.engine_server import EngineServer
@@ -261,9 +261,10 @@ class DecodeService(EngineServer, ExchangeListener):
         grammar, thinking = message.params.grammar, message.params.thinking
         assert grammar is not None
         answer = message.token_ids[len(message.token_ids) - message.num_answered :]
+        asker = Asker(message.client, message.cache_salt)
         followers = []
         for choice in choices:
-            choice.follower = follower = self._engine.grammars.follow(grammar, answer, thinking)
+            choice.follower = follower = self._engine.grammars.follow(grammar, answer, thinking, asker)
             followers.append(follower)
         for follower in followers:
             await asyncio.wrap_future(follower.opened)

@@ -34,7 +34,7 @@ from router.api.metrics_pages import MetricsPages
 from router.api.openai import chat, completions, model_list, tokenization
 from router.api.openai.schemas import ERRORS
 from router.api.responses import creation, stored
-from router.api.responses.own_responses import StoreTurns
+from router.api.responses.own_responses import store_turns
 from router.audit.audit_log import Audit, AuditLog
 from router.background import OnFatal, cancel_and_wait, start_background
 from router.config import LiveConfig, RouterConfig
@@ -118,7 +118,7 @@ def create_app(config: RouterConfig, *, on_fatal: OnFatal = end_process) -> Fast
     app.state.metrics_pages = MetricsPages(app.state)
     app.state.description = None
     app.state.response_store = resources.files.response_store
-    app.state.response_turns = StoreTurns()
+    app.state.response_turns = store_turns()
     certificate = resources.files.certificate
     app.state.tls = None if certificate is None else certificate.context
     app.state.own_ports = OwnPorts.of(resources.files.identity)

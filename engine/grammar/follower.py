@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,19 @@ from wire.errors import TwinfangError
 
 if TYPE_CHECKING:
     from engine.grammar.lane import Lane
+
+
+class Asker(NamedTuple):
+    """Whom an answer with a grammar is for."""
+
+    client: str = ""
+    """Lanes are shared fairly between clients."""
+    salt: str = ""
+    """The request's ``cache_salt``. What is known of a grammar is known for one salt alone: how soon an
+    answer begins would tell a client which grammars others have used."""
+
+
+NOBODY = Asker()
 
 
 @dataclass(eq=False)
@@ -34,6 +47,7 @@ class Follower:
     masks: NDArray[np.int32] | None = None
     opened: Future[None] = field(default_factory=Future)
     """Done when the first masks have come. If the grammar can't be followed, its exception says why."""
+    asker: Asker = NOBODY
     lane: Lane | None = None
     """The lane that has followed ``num_followed`` tokens; None: the next job begins at the answer's start."""
     num_followed: int = 0

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
-from engine.grammar.follower import Follower
+from engine.grammar.follower import Asker, Follower
 from engine.grammar.source import GrammarSource
 from engine.request import Request
 from wire.errors import TwinfangError, error_from_code
@@ -47,7 +47,9 @@ class Following:
         params = request.params
         if params is not None and params.grammar is not None and request.follower is None:
             answer = request.tokens[request.num_prompt :]
-            follower = self._grammars.follow(params.grammar, answer, params.thinking)
+            follower = self._grammars.follow(
+                params.grammar, answer, params.thinking, Asker(request.client, request.cache_salt)
+            )
             request.follower = follower
             follower.opened.result()
         for fork in request.forks:

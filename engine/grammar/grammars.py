@@ -10,24 +10,23 @@ the budget, the request fails.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import logging
 import os
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
-from engine.grammar.follower import Follower
+from engine.grammar.follower import NOBODY, Asker, Follower
+from engine.grammar.known_grammars import Known, KnownGrammars
 from engine.grammar.lane import Lane, LaneEnd
 from engine.grammar.lane_process import LaneSettings
-from engine.grammar.lane_turns import LaneTurns
+from engine.grammar.lane_turns import LaneTurns, Used
 from engine.grammar.messages import Followed, Job
 from engine.grammar.patience import Patience
 from engine.grammar.preamble import NoPreamble, ThinkingPreamble, free_mask
@@ -52,18 +51,13 @@ PER_JOB_S = 0.02
 average is 20 times what schemas of hundreds of fields take, with a vocabulary of 128,000 tokens."""
 MAX_LANE_BYTES = 512 << 20
 MAX_OWN_LANES = 16
-MAX_WAITING = 16
-"""Maximum number of slow followers that wait for a lane of their own; any further follower is refused."""
+MAX_WAITING = 48
+"""Maximum number of slow followers that wait for a lane of their own. One client may have half of the lanes,
+and half of the places to wait, that others leave. Any further follower is refused."""
+MAX_CLIENTS = 1024
+"""If more clients are remembered than this, those without answers are forgotten."""
 CORES_PER_SHARED_LANE = 8
 MAX_SHARED_LANES = 4
-REMEMBERED = 4096
-"""Maximum number of grammars that are remembered as quick, slow or invalid."""
-
-
-class _Known(NamedTuple):
-    error: TwinfangError | None
-    """Why the grammar can't be followed even from an answer's start; None: it can be followed."""
-    is_slow: bool
 
 
 class Grammars:
@@ -95,12 +89,14 @@ class Grammars:
         self._lock = threading.Lock()
         self._keys = itertools.count(1)
         self._followers: dict[int, Follower] = {}
-        self._known: OrderedDict[bytes, _Known] = OrderedDict()
+        self._known = KnownGrammars()
         self._prober: Lane | None = None
         self._shared: list[Lane] = []
         self._own: dict[int, Lane] = {}
         """Lanes of slow followers, by the key of the lane's only follower."""
         self._turns = LaneTurns()
+        self._used: dict[str, Used] = {}
+        """What each client has used of the lanes."""
         self._patience = Patience()
         self._waiting: deque[Follower] = deque()
         """Followers that wait for a lane of their own."""
@@ -116,7 +112,13 @@ class Grammars:
 
     # --- an answer's life ------------------------------------------------------------------------
 
-    def follow(self, grammar: str, answer: Sequence[int] = (), thinking: Thinking | None = None) -> Follower:
+    def follow(
+        self,
+        grammar: str,
+        answer: Sequence[int] = (),
+        thinking: Thinking | None = None,
+        asker: Asker = NOBODY,
+    ) -> Follower:
         """Begins to follow an answer. ``answer`` has the tokens that another server has already generated.
 
         With ``thinking``, the grammar begins behind it. The grammar is compiled now all the same, so that a
@@ -127,8 +129,8 @@ class Grammars:
         :class:`OverloadedError` if this server is too busy.
         """
         preamble = NoPreamble() if thinking is None else ThinkingPreamble(thinking, self._free)
-        follower = Follower(next(self._keys), grammar, list(preamble.take(answer)), preamble)
-        error = self._obstacle(grammar)
+        follower = Follower(next(self._keys), grammar, list(preamble.take(answer)), preamble, asker=asker)
+        error = self._obstacle(follower)
         if error is not None:
             follower.begun(error)
             return follower
@@ -192,7 +194,7 @@ class Grammars:
         for lane in lanes:
             lane.join()
 
-    def _obstacle(self, grammar: str) -> TwinfangError | None:
+    def _obstacle(self, follower: Follower) -> TwinfangError | None:
         if not self._eos_token_ids:
             return ModelLoadError(
                 "answers can't follow a grammar with this model: its config.json has no end-of-sequence token"
@@ -202,7 +204,7 @@ class Grammars:
                 f"answers can't follow a grammar here: {self._path} can't be read; put the model's "
                 "tokenizer.json there and restart this server"
             )
-        known = self._known.get(_digest(grammar))
+        known = self._known.get(follower)
         return None if known is None else known.error
 
     # --- lanes; callers hold the lock ------------------------------------------------------------
@@ -226,14 +228,14 @@ class Grammars:
         """Finds a lane for a follower that has none. The lane begins at the answer's start."""
         if self._has_closed:
             return
-        known = self._known.get(_digest(follower.grammar))
+        known = self._known.get(follower)
         if known is not None and known.is_slow:
             follower.needs_own_lane = True
         if follower.needs_own_lane:
-            if len(self._own) >= MAX_OWN_LANES:
+            if not self._may_have_lane(follower):
                 self._wait(follower)
                 return
-            lane = self._own[follower.key] = Lane(self._own_settings, self, self._turns)
+            lane = self._own_lane(follower)
         elif known is None:
             lane = self._prober = self._prober or Lane(self._probing_settings, self)
         else:
@@ -247,15 +249,43 @@ class Grammars:
 
         Only a few followers may wait, since no other request can use the rows of waiting requests.
         """
-        if len(self._waiting) < MAX_WAITING:
+        client = follower.asker.client
+        num_waiting = sum(one.asker.client == client for one in self._waiting)
+        limit = (MAX_WAITING - len(self._waiting) + num_waiting) // 2
+        if num_waiting < limit:
             self._waiting.append(follower)
             return
         error = OverloadedError(
-            f"{MAX_OWN_LANES + MAX_WAITING} answers with grammars that are slow to follow are under way on "
-            "this server; make the grammar simpler or try again later",
+            f"{num_waiting} answers of this client with grammars that are slow to follow wait on this "
+            f"server, the limit is {limit}; make the grammar simpler or try again later",
             retry_after_s=1,
         )
         self._answer(follower, b"", error, is_lasting=False)
+
+    def _may_have_lane(self, follower: Follower) -> bool:
+        num_lanes = self._num_own(follower.asker.client)
+        num_others = len(self._own) - num_lanes
+        return num_lanes < (MAX_OWN_LANES - num_others + 1) // 2
+
+    def _num_own(self, client: str) -> int:
+        return sum(self._followers[key].asker.client == client for key in self._own if key in self._followers)
+
+    def _own_lane(self, follower: Follower) -> Lane:
+        if not self._own:
+            for used in self._used.values():  # nobody waits for what others have used before
+                used.seconds = 0.0
+        lane = Lane(self._own_settings, self, self._turns, self._used_by(follower.asker.client))
+        self._own[follower.key] = lane
+        return lane
+
+    def _used_by(self, client: str) -> Used:
+        used = self._used.get(client)
+        if used is None:
+            if len(self._used) >= MAX_CLIENTS:
+                present = {follower.asker.client for follower in self._followers.values()}
+                self._used = {name: one for name, one in self._used.items() if name in present}
+            used = self._used[client] = Used()
+        return used
 
     def _shared_lane(self) -> Lane:
         """Returns the shared lane with the fewest followers; makes more lanes while there are cores for
@@ -273,7 +303,8 @@ class Grammars:
         token_ids = follower.answer[max(0, follower.num_followed) :]
         follower.num_followed = len(follower.answer)
         grammar = follower.grammar if begins else None
-        follower.lane.put(Job(follower.key, grammar, tuple(token_ids), follower.drafts))
+        job = Job(follower.key, grammar, tuple(token_ids), follower.drafts, follower.asker.salt)
+        follower.lane.put(job, self._used_by(follower.asker.client))
 
     def _leave(self, follower: Follower) -> None:
         lane, follower.lane = follower.lane, None
@@ -288,9 +319,12 @@ class Grammars:
             lane.drop(follower.key)
 
     def _let_in(self) -> None:
-        """Gives free lanes to followers that wait for a lane of their own."""
-        while self._waiting and len(self._own) < MAX_OWN_LANES:
-            self._enter(self._waiting.popleft())
+        """Gives free lanes to followers that wait for a lane of their own, first to those of clients with the
+        fewest lanes."""
+        while able := [one for one in self._waiting if self._may_have_lane(one)]:
+            follower = min(able, key=lambda one: self._num_own(one.asker.client))
+            self._waiting.remove(follower)
+            self._enter(follower)
 
     # --- calls from lanes, on their threads ------------------------------------------------------
 
@@ -303,7 +337,7 @@ class Grammars:
 
     def _take(self, follower: Follower, followed: Followed) -> None:
         if follower.lane is self._prober:
-            self._remember(follower.grammar, _Known(None, followed.is_slow))
+            self._known.remember(follower, Known(None, followed.is_slow))
             self._leave(follower)
             self._enter(follower)
             return
@@ -323,7 +357,7 @@ class Grammars:
     ) -> None:
         """Passes on the masks or the error that a follower waits for."""
         if error is not None and is_lasting and not follower.answer:
-            self._remember(follower.grammar, _Known(error, True))
+            self._known.remember(follower, Known(error, True))
         if error is None:
             masks = follower.preamble.complete(masks)
         if follower.opened.done():
@@ -386,15 +420,6 @@ class Grammars:
                         f"bytes its tokens stand for: {why}"
                     )
                 )
-
-    def _remember(self, grammar: str, known: _Known) -> None:
-        self._known[_digest(grammar)] = known
-        if len(self._known) > REMEMBERED:
-            self._known.popitem(last=False)
-
-
-def _digest(grammar: str) -> bytes:
-    return hashlib.blake2b(grammar.encode(errors="surrogatepass"), digest_size=16).digest()
 
 
 def _too_busy(waited_s: float) -> OverloadedError:

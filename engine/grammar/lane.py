@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import multiprocessing
 import queue
 import signal
 import threading
-from collections import deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple, Protocol
@@ -26,6 +26,15 @@ _processes.set_forkserver_preload(["engine.grammar.lane_process"])
 
 IDLE_S = 20.0
 """A lane that has been idle for this long asks whether it may end, so that its memory is freed."""
+
+
+_openings = itertools.count(1)
+"""Numbers the grammars that lanes of this process begin."""
+
+
+class _Put(NamedTuple):
+    job: Job
+    used: Used
 
 
 class LaneEnd(NamedTuple):
@@ -54,23 +63,31 @@ class LaneUser(Protocol):
 class Lane:
     """Starts its process when it is made. Any thread may pass jobs; the lane does them in order."""
 
-    def __init__(self, settings: LaneSettings, user: LaneUser, turns: LaneTurns | None = None) -> None:
-        """``turns``: the lane computes only when it is its turn; None: at any time."""
+    def __init__(
+        self,
+        settings: LaneSettings,
+        user: LaneUser,
+        turns: LaneTurns | None = None,
+        used: Used | None = None,
+    ) -> None:
+        """``turns``: the lane computes only in turns of the client that has ``used`` so much; None: at any
+        time."""
         self.settings = settings
-        self._turns, self._used = turns, Used()
+        self._turns, self._used = turns, used or Used()
         self.num_followers = 0
         """Set by the lane's user."""
         self._user = user
-        self._queue: queue.SimpleQueue[Job | int | None] = queue.SimpleQueue()
-        self._openings: deque[Job] = deque()
+        self._queue: queue.SimpleQueue[_Put | int | None] = queue.SimpleQueue()
+        self._openings: list[_Put] = []
         """Jobs that begin a grammar. Jobs of answers that have already begun are done before these jobs."""
         self._process: multiprocessing.process.BaseProcess | None = None
         self._has_ended = False
         self._thread = threading.Thread(target=self._run, name="grammar-lane", daemon=True)
         self._thread.start()
 
-    def put(self, job: Job) -> None:
-        self._queue.put(job)
+    def put(self, job: Job, used: Used) -> None:
+        """``used``: what the client of the job's answer has used."""
+        self._queue.put(_Put(job, used))
 
     def drop(self, key: int) -> None:
         """Drops a follower that is no longer needed."""
@@ -114,7 +131,8 @@ class Lane:
         except (EOFError, OSError):
             if not self._has_ended:
                 process.join()
-                waiting += [*self._openings, *(one for one in self._left() if isinstance(one, Job))]
+                left = [one for one in self._left() if isinstance(one, _Put)]
+                waiting += [one.job for one in (*self._openings, *left)]
                 self._user.ended(self, self._end_of(process.exitcode), [job.key for job in waiting])
         finally:
             if self._process is not None:
@@ -129,7 +147,8 @@ class Lane:
         """Returns all jobs for answers that have already begun, and one job that begins a grammar.
 
         None: the lane has to end. Compiling a grammar takes as long as hundreds of masks; so a job for an
-        answer that has already begun waits for one compilation at most.
+        answer that has already begun waits for one compilation at most. Clients take turns with compilations:
+        the one whose last one is the longest ago is next, also if that was in another lane.
         """
         try:
             items = self._left() if self._openings else [self._queue.get(timeout=IDLE_S), *self._left()]
@@ -138,16 +157,19 @@ class Lane:
         if None in items:
             return None
         ended = {item for item in items if isinstance(item, int)}
-        jobs = [item for item in items if isinstance(item, Job)]
-        self._openings += [job for job in jobs if job.grammar is not None]
-        self._openings = deque(job for job in self._openings if job.key not in ended)
-        now = [job for job in jobs if job.grammar is None and job.key not in ended]
+        jobs = [item for item in items if isinstance(item, _Put) and item.job.key not in ended]
+        self._openings = [one for one in self._openings if one.job.key not in ended]
+        self._openings += [one for one in jobs if one.job.grammar is not None]
+        now = [one.job for one in jobs if one.job.grammar is None]
         if self._openings:
-            now.append(self._openings.popleft())
+            opening = min(self._openings, key=lambda one: one.used.last_opening)
+            self._openings.remove(opening)
+            opening.used.last_opening = next(_openings)
+            now.append(opening.job)
         return Jobs(tuple(now), tuple(ended))
 
-    def _left(self) -> list[Job | int | None]:
-        items: list[Job | int | None] = []
+    def _left(self) -> list[_Put | int | None]:
+        items: list[_Put | int | None] = []
         while not self._queue.empty():
             items.append(self._queue.get())
         return items

@@ -106,7 +106,7 @@ class _Lane:
         self._settings = settings
         self._limits = LLParserLimits(verbose_errors=False)  # messages go to clients and logs
         self._matchers: dict[int, LLMatcher] = {}
-        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._compiled: OrderedDict[tuple[str, str], LLMatcher] = OrderedDict()
         self._allowed_s = settings.base_s
 
     def work(self, jobs: Jobs, connection: Connection) -> None:
@@ -133,7 +133,7 @@ class _Lane:
             return Followed(job.key, b"", None, not self._is_quick(job))
         began_s = time.thread_time()
         self._arm()
-        matcher = self._matchers[job.key] if job.grammar is None else self._open(job.key, job.grammar)
+        matcher = self._matchers[job.key] if job.grammar is None else self._open(job, job.grammar)
         failing = "compiled" if matcher.is_error() else "followed"
         masks = _masks(matcher, job, self._settings)
         error = f"can't be {failing}: {_short(matcher.get_error())}" if matcher.is_error() else None
@@ -167,14 +167,15 @@ class _Lane:
         _, status = os.waitpid(copy, 0)
         return status == 0
 
-    def _open(self, key: int, grammar: str) -> LLMatcher:
-        compiled = self._compiled.get(grammar)
+    def _open(self, job: Job, grammar: str) -> LLMatcher:
+        kept = job.salt, grammar
+        compiled = self._compiled.get(kept)
         if compiled is None:
-            compiled = self._compiled[grammar] = self._compile(grammar)
+            compiled = self._compiled[kept] = self._compile(grammar)
             if len(self._compiled) > KEPT_GRAMMARS:
                 self._compiled.popitem(last=False)
-        self._compiled.move_to_end(grammar)
-        matcher = self._matchers[key] = compiled.deep_copy()
+        self._compiled.move_to_end(kept)
+        matcher = self._matchers[job.key] = compiled.deep_copy()
         return matcher
 
     def _compile(self, grammar: str) -> LLMatcher:

@@ -20,6 +20,8 @@ class Job:
     """Tokens that the answer has gained since the last job."""
     drafts: tuple[int, ...]
     """Draft tokens after ``token_ids``."""
+    salt: str = ""
+    """Only answers with the same salt share a compiled grammar."""
 
 
 @message

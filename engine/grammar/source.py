@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from engine.grammar.follower import Follower
+from engine.grammar.follower import NOBODY, Asker, Follower
 from wire.errors import TwinfangError
 from wire.messages.sampling_params import Thinking
 
@@ -24,7 +24,11 @@ class GrammarSource(Protocol):
     """A source of masks for an engine; see :class:`engine.grammar.grammars.Grammars`."""
 
     def follow(
-        self, grammar: str, answer: Sequence[int] = (), thinking: Thinking | None = None
+        self,
+        grammar: str,
+        answer: Sequence[int] = (),
+        thinking: Thinking | None = None,
+        asker: Asker = NOBODY,
     ) -> Follower: ...
 
     def add(self, follower: Follower, request_id: str) -> None: ...
@@ -44,7 +48,13 @@ class RemoteGrammars:
     """Source for a rank other than 0. Rank 0 sends all masks and errors to this rank, so that the plans of
     all ranks depend only on the times at which masks reach rank 0."""
 
-    def follow(self, grammar: str, answer: Sequence[int] = (), thinking: Thinking | None = None) -> Follower:
+    def follow(
+        self,
+        grammar: str,
+        answer: Sequence[int] = (),
+        thinking: Thinking | None = None,
+        asker: Asker = NOBODY,
+    ) -> Follower:
         follower = Follower(0, grammar, [])
         follower.begun()
         return follower

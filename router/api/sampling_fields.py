@@ -19,6 +19,7 @@ from router.api.text_body import TextBody, ranged
 from router.http.openai_errors import request_id_of, shown
 from router.models.answer_parts import AnswerForm
 from router.models.catalog import ServedModel
+from router.models.grammar_checker import OwnGrammars
 from router.models.prompt import Prompt
 from router.models.reasoning.model_reasoning import ReasoningForm
 from router.models.structured_output import StructuredFields
@@ -89,6 +90,13 @@ class SamplingFields(StructuredFields, TextBody):
                 "stream_options is only allowed with stream: true: set that, or leave stream_options out",
                 param="stream_options",
             )
+
+    def grammars(self, services: Services, client: Client) -> OwnGrammars:
+        """Return the checks of grammars for a request of ``client``."""
+        return OwnGrammars(services.grammars, client.name, self._salt(services, client))
+
+    def _salt(self, services: Services, client: Client) -> str:
+        return cache_salt(client.api_key, self.cache_salt or "", services.config.cache_isolation)
 
     @property
     def num_choices(self) -> int:
@@ -167,7 +175,7 @@ class SamplingFields(StructuredFields, TextBody):
         shows_marks = form is not None and form.has_special_marks
         session = session_of(http, services.config)
         session_id = session_id_of(http, self.session_id, self.prompt_cache_key)
-        salt = cache_salt(client.api_key, self.cache_salt or "", services.config.cache_isolation)
+        salt = self._salt(services, client)
         name = session_name(client.api_key, salt, session_id)
         request_id = f"{id_prefix}-{request_id_of(http)}"
         return TextRequest(

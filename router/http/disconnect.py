@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine
+from functools import wraps
 from types import TracebackType
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from starlette.requests import Request
 from starlette.types import Scope
 
 from router.http.client_end import client_end_of
 from wire.errors import CancelledRequestError
 
 WRITE_TIMEOUT_S = 60.0
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class WhileConnected:
@@ -74,6 +81,20 @@ class WhileConnected:
         if not self._reason:
             self._reason = reason
             self._task.cancel()
+
+
+def while_connected(
+    check: Callable[Concatenate[Request, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Request, P], Coroutine[Any, Any, T]]:
+    """Make a function of a request end when the request's client goes away: it raises
+    :class:`CancelledRequestError` then."""
+
+    @wraps(check)
+    async def checked(http: Request, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        with WhileConnected(http.scope):
+            return await check(http, *args, **kwargs)
+
+    return checked
 
 
 GONE = "the client went away before the answer was finished"

@@ -1,4 +1,8 @@
-"""Has clients' grammars compiled in another process, and remembers the results."""
+"""Has clients' grammars compiled in another process, and remembers the results.
+
+Clients take turns at it. A result is remembered for requests of the same salt alone: how soon an answer comes
+would tell one client which grammars another has used.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,13 @@ import itertools
 import sys
 from asyncio.subprocess import Process
 from collections import OrderedDict
+from dataclasses import dataclass
 from typing import NamedTuple
 
+from router.http.bodies.bounded_turns import BoundedTurns
+from router.http.bodies.turn_lane import TurnLane
 from router.models.grammar_process import LENGTH, Question, Reply, pack, unpack
-from wire.errors import GrammarError, OverloadedError, TwinfangError
+from wire.errors import GrammarError, TwinfangError
 from wire.messages.sampling_params import MAX_GRAMMAR_BYTES
 
 MAX_AT_ONCE = 8
@@ -22,9 +29,9 @@ queue and is compiled again from the start, so that no quick grammar waits for i
 MAX_CPU_S = 1.0
 """Processor time for a slow grammar. A schema of 100 kilobytes takes a fifth of this time."""
 MAX_SLOW_AT_ONCE = 2
-MAX_SLOW = 16
-"""Maximum number of slow grammars that are being compiled or wait to be compiled. A further slow grammar is
-refused."""
+MAX_SLOW = 32
+"""Maximum number of slow grammars that are being compiled or wait to be compiled. One client may have half of
+those that others leave. A further slow grammar is refused."""
 MAX_KEPT_BYTES = 8 << 20
 """Maximum size of all remembered results together."""
 IDLE_S = 20.0
@@ -42,9 +49,8 @@ class GrammarChecker:
 
     def __init__(self) -> None:
         self._numbers = itertools.count()
-        self._quick = asyncio.Semaphore(MAX_AT_ONCE)
-        self._slow = asyncio.Semaphore(MAX_SLOW_AT_ONCE)
-        self._num_slow = 0
+        self._quick = TurnLane(num_turns=MAX_AT_ONCE)
+        self._slow = BoundedTurns(MAX_SLOW, "slow grammars", MAX_SLOW_AT_ONCE)
         self._starting = asyncio.Lock()
         self._process: Process | None = None
         self._reading: asyncio.Task[None] | None = None
@@ -54,12 +60,16 @@ class GrammarChecker:
         self._kept: OrderedDict[bytes, Checked] = OrderedDict()
         self._num_kept_bytes = 0
 
-    async def check(self, grammar: str, *, param: str, is_text: bool = False) -> str:
+    async def check(
+        self, grammar: str, *, param: str, is_text: bool = False, client: str = "", salt: str = ""
+    ) -> str:
         """Return the grammar in llguidance's form. ``is_text``: it is Lark or GBNF, as clients write it.
+
+        A grammar that no request with the same ``salt`` has asked for is compiled in a turn of ``client``.
 
         Raises :class:`GrammarError`, with the library's message, for a grammar that can't be compiled, and
         for one that is too long or too hard to compile; and :class:`OverloadedError` if too many slow
-        grammars wait.
+        grammars of this client wait.
         """
         size = len(grammar.encode(errors="surrogatepass"))
         if size > MAX_GRAMMAR_BYTES:
@@ -67,12 +77,10 @@ class GrammarChecker:
                 f"{param} makes a grammar of {size} bytes, the limit is {MAX_GRAMMAR_BYTES}: shorten it",
                 param=param,
             )
-        digest = hashlib.blake2b(
-            grammar.encode(errors="surrogatepass"), digest_size=16, key=b"text" if is_text else b""
-        ).digest()
+        digest = _digest(grammar, is_text, salt)
         checked = self._kept.get(digest)
         if checked is None:
-            reply = await self._compiled(grammar, is_text)
+            reply = await self._compiled(grammar, is_text, client)
             checked = Checked(reply.problem, reply.grammar if is_text else "")
             self._keep(digest, checked)
         if checked.problem:
@@ -85,26 +93,17 @@ class GrammarChecker:
         if self._process is None or self._reading is None:
             return
         self._reading.cancel()
+        for _, reply in self._asked.values():
+            reply.cancel()
         if self._process.returncode is None:
             self._process.kill()
         await self._process.wait()
 
-    async def _compiled(self, grammar: str, is_text: bool) -> Reply:
-        async with self._quick:
-            reply = await self._ask(grammar, is_text, QUICK_S, is_quick=True)
+    async def _compiled(self, grammar: str, is_text: bool, client: str) -> Reply:
+        reply = await self._quick.run(client, lambda: self._ask(grammar, is_text, QUICK_S, is_quick=True))
         if not reply.is_late:
             return reply
-        if self._num_slow >= MAX_SLOW:
-            raise OverloadedError(
-                f"{MAX_SLOW} grammars that take long to compile are waiting; make this one simpler or send "
-                "it again later"
-            )
-        self._num_slow += 1
-        try:
-            async with self._slow:
-                return await self._ask(grammar, is_text, MAX_CPU_S, is_quick=False)
-        finally:
-            self._num_slow -= 1
+        return await self._slow.run(client, lambda: self._ask(grammar, is_text, MAX_CPU_S, is_quick=False))
 
     async def _ask(self, grammar: str, is_text: bool, max_cpu_s: float, *, is_quick: bool) -> Reply:
         process = await self._running()
@@ -170,6 +169,29 @@ class GrammarChecker:
         self._num_kept_bytes += _size(checked)
         while self._num_kept_bytes > MAX_KEPT_BYTES:
             self._num_kept_bytes -= _size(self._kept.popitem(last=False)[1])
+
+
+@dataclass(frozen=True)
+class OwnGrammars:
+    """The checker, as the requests of one client with one salt see it."""
+
+    checker: GrammarChecker
+    client: str = ""
+    salt: str = ""
+
+    async def check(self, grammar: str, *, param: str, is_text: bool = False) -> str:
+        """Check a grammar as :meth:`GrammarChecker.check` does."""
+        return await self.checker.check(
+            grammar, param=param, is_text=is_text, client=self.client, salt=self.salt
+        )
+
+
+def _digest(grammar: str, is_text: bool, salt: str) -> bytes:
+    digest = hashlib.blake2b(digest_size=16, key=b"text" if is_text else b"")
+    for part in (salt, grammar):
+        data = part.encode(errors="surrogatepass")
+        digest.update(len(data).to_bytes(8) + data)
+    return digest.digest()
 
 
 def _size(checked: Checked) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from router.fleet.model_servers import ModelLimits
 from router.http.openai_errors import shown
@@ -28,26 +29,34 @@ class Prompt:
 
 
 async def encode_text(
-    text: str, tokenizer: Tokenizer, max_model_len: int | None, *, add_special_tokens: bool, param: str
+    text: str,
+    tokenizer: Tokenizer,
+    max_model_len: int | None,
+    *,
+    add_special_tokens: bool,
+    param: str,
+    client: str,
 ) -> list[int]:
     """Return the token ids of a text, but refuse a text that is far too long for a prompt.
 
     Tokenizing a text of 8 MB takes a gigabyte, and seconds. So a text that can't fit is refused before it is
     tokenized, because of its length or of the number of tokens of its beginning. ``max_model_len`` is None
-    until a server has reported it. Raises :class:`ContextLengthError`.
+    until a server has reported it. Raises :class:`ContextLengthError`, and :class:`OverloadedError` if too
+    many long texts of ``client`` wait.
     """
+    encode = partial(tokenizer.encode, add_special_tokens=add_special_tokens, client=client)
     max_model_len = UNTOLD_MODEL_LEN if max_model_len is None else max_model_len
     check_chars(len(text), tokenizer, max_model_len, param=param)
     num_head_chars = HEAD_CHARS_A_TOKEN * max_model_len
     if len(text) > num_head_chars:
-        head = await tokenizer.encode(text[:num_head_chars], add_special_tokens=add_special_tokens)
+        head = await encode(text[:num_head_chars])
         if len(head) > max_model_len + HEAD_MARGIN_TOKENS:
             raise _too_long(
                 max_model_len,
                 f"{len(text)} characters, of which the first {num_head_chars} are {len(head)} tokens",
                 param,
             )
-    return await tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    return await encode(text)
 
 
 def check_chars(num_chars: int, tokenizer: Tokenizer, max_model_len: int | None, *, param: str) -> None:
@@ -78,11 +87,18 @@ async def encode_prompt(
     *,
     add_special_tokens: bool,
     param: str,
+    client: str,
     keep_text: bool = False,
 ) -> Prompt:
-    """Tokenize the text of a request's field ``param``. Raises :class:`InvalidRequestError`."""
+    """Tokenize the text of a request's field ``param``. Raises :class:`InvalidRequestError`, and what
+    :func:`encode_text` raises."""
     token_ids = await encode_text(
-        text, tokenizer, limits.max_model_len, add_special_tokens=add_special_tokens, param=param
+        text,
+        tokenizer,
+        limits.max_model_len,
+        add_special_tokens=add_special_tokens,
+        param=param,
+        client=client,
     )
     if not token_ids:
         raise InvalidRequestError("the prompt holds no token: it needs at least one", param=param)

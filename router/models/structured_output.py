@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from router.http.bodies.json_shape import check_shape
 from router.http.openai_errors import shown
 from router.models import grammar
-from router.models.grammar_checker import GrammarChecker
+from router.models.grammar_checker import OwnGrammars
 from wire.errors import InvalidRequestError
 
 
@@ -39,7 +39,7 @@ class Structure:
     """Whether the grammar is Lark or GBNF, as the client wrote it."""
 
 
-async def wanted_structure(fields: StructuredFields, grammars: GrammarChecker) -> Structure | None:
+async def wanted_structure(fields: StructuredFields, grammars: OwnGrammars) -> Structure | None:
     """Return the checked form of the answer. None if any text will do. Raises :class:`InvalidRequestError`
     that names the field."""
     asked = [

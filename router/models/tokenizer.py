@@ -16,6 +16,7 @@ from tokenizers import Tokenizer as FastTokenizer
 from tokenizers.decoders import ByteLevel
 
 from router.heap import fitted, give_back
+from router.http.bodies.bounded_turns import BoundedTurns
 from router.models.json_files import read_json
 from wire.errors import ModelLoadError
 
@@ -26,6 +27,8 @@ the work to another thread and back would."""
 INLINE_TOKENS = 1_000
 """The same limit for decoding."""
 NUM_THREADS = 2
+MAX_LONG = 4096
+"""How many long texts and lists of tokens may be worked on or wait for a thread."""
 LARGE = 200_000
 """Number of characters or tokens. Work on so many leaves tens of megabytes of free memory in the process.
 This memory is then returned to the operating system."""
@@ -46,6 +49,7 @@ class Tokenizer:
         self._backend = backend
         backend.no_truncation()
         backend.no_padding()
+        self._turns = BoundedTurns(MAX_LONG, "long texts", NUM_THREADS)
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="tokenize")
         added = backend.get_added_tokens_decoder()
         self._added_ids = {token.content: token_id for token_id, token in added.items()}
@@ -73,27 +77,36 @@ class Tokenizer:
         for _ in range(NUM_THREADS):
             self._threads.submit(all_of_them.wait)
 
-    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    async def encode(self, text: str, *, add_special_tokens: bool = True, client: str = "") -> list[int]:
         """Return the token ids of ``text``. A long text is encoded in another thread (the library releases
-        the GIL)."""
+        the GIL), in a turn of ``client``. Raises :class:`OverloadedError` if too many long texts of this
+        client wait for a thread."""
         encode = partial(self.encode_now, text, add_special_tokens=add_special_tokens)
-        return encode() if len(text) <= INLINE_CHARS else await self._in_thread(encode, len(text))
+        return encode() if len(text) <= INLINE_CHARS else await self._in_thread(encode, len(text), client)
 
-    async def texts_of(self, token_ids: Sequence[int]) -> list[str]:
-        """Return the text of each token on its own, see :attr:`decode_token`."""
+    async def texts_of(self, token_ids: Sequence[int], *, client: str = "") -> list[str]:
+        """Return the text of each token on its own, see :attr:`decode_token`. Many tokens are decoded as
+        :meth:`decode_long` does."""
         decode: Callable[[], list[str]] = partial(list, map(self.decode_token, token_ids))
-        return decode() if len(token_ids) <= INLINE_TOKENS else await self._in_thread(decode, len(token_ids))
+        num_tokens = len(token_ids)
+        return decode() if num_tokens <= INLINE_TOKENS else await self._in_thread(decode, num_tokens, client)
 
-    async def decode_long(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
-        """Decode as :meth:`decode` does. Many tokens are decoded in another thread, so that the event loop is
-        not blocked."""
+    async def decode_long(
+        self, token_ids: list[int], *, skip_special_tokens: bool = True, client: str = ""
+    ) -> str:
+        """Decode as :meth:`decode` does. Many tokens are decoded in another thread, in a turn of ``client``,
+        so that the event loop is not blocked. Raises what :meth:`encode` raises."""
         decode = partial(self.decode, token_ids, skip_special_tokens=skip_special_tokens)
-        return decode() if len(token_ids) <= INLINE_TOKENS else await self._in_thread(decode, len(token_ids))
+        num_tokens = len(token_ids)
+        return decode() if num_tokens <= INLINE_TOKENS else await self._in_thread(decode, num_tokens, client)
 
-    async def _in_thread(self, work: Callable[[], T], size: int) -> T:
-        """Run ``work`` in one of two threads, once one is free. ``size`` is the size of its input, in
-        characters or tokens."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, _then_give_back, work, size)
+    async def _in_thread(self, work: Callable[[], T], size: int, client: str) -> T:
+        """Run ``work`` in one of two threads, once it is the turn of ``client``. ``size`` is the size of its
+        input, in characters or tokens."""
+        loop = asyncio.get_running_loop()
+        return await self._turns.run(
+            client, lambda: loop.run_in_executor(self._threads, _then_give_back, work, size)
+        )
 
     def encode_now(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         # The only call of the library that skips character offsets, which nothing here needs.

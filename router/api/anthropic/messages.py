@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from router.access.client import Client
+from router.access.client import Client, client_of
 from router.api.anthropic.message_body import CountBody, MessageBody
 from router.api.anthropic.message_writer import MessageWriter
 from router.api.anthropic.schemas import Message, TokenCount, answers
@@ -13,6 +13,7 @@ from router.api.openai.chat import check_chat
 from router.api.openai.chat_prompt import chat_text
 from router.api.text_endpoint import answer_text
 from router.http.bodies.json_body import body_schema, read_json
+from router.http.disconnect import WhileConnected
 from router.http.json_answer import JsonAnswer
 from router.http.openai_errors import request_id_of
 from router.models.prompt import encode_text
@@ -56,7 +57,13 @@ async def count_tokens(request: Request) -> Response:
     model = services_of(request).models.find(body.model)
     body.check_extra_fields()
     text = await chat_text(body.chat(), model)
-    token_ids = await encode_text(
-        text, model.tokenizer, model.max_model_len, add_special_tokens=False, param="messages"
-    )
+    with WhileConnected(request.scope):
+        token_ids = await encode_text(
+            text,
+            model.tokenizer,
+            model.max_model_len,
+            add_special_tokens=False,
+            param="messages",
+            client=client_of(request).name,
+        )
     return JsonAnswer({"input_tokens": len(token_ids)})

@@ -16,6 +16,7 @@ from router.api.sampling_fields import UNSUPPORTED, SamplingFields, check_num_ch
 from router.api.text_body import ranged
 from router.api.text_endpoint import answer_text
 from router.http.bodies.json_body import body_schema
+from router.http.disconnect import while_connected
 from router.http.openai_errors import shown
 from router.models.prompt import check_context, encode_prompt
 from router.models.structured_output import wanted_structure
@@ -84,6 +85,7 @@ class ChatBody(ChatFields, SamplingFields):
         return param, value
 
 
+@while_connected
 async def check_chat(
     http: Request,
     body: ChatBody,
@@ -94,8 +96,9 @@ async def check_chat(
     id_prefix: str = "chatcmpl",
 ) -> TextRequest:
     """Render, tokenize and check a chat. Raises :class:`InvalidRequestError` that names what is wrong with
-    the body, :class:`OverloadedError` if a queue is full, and :class:`UnavailableError` while the limits are
-    not known because no server was ever connected."""
+    the body, :class:`OverloadedError` if a queue is full, :class:`CancelledRequestError` if the client goes
+    away, and :class:`UnavailableError` while the limits are not known because no server was ever
+    connected."""
     model = services.models.find(body.model)
     model.gate.refuse_early(client.name, body.priority_for(client.api_key))
     body.check_extra_fields()
@@ -105,7 +108,8 @@ async def check_chat(
     if num_logprobs is not None:
         check_in_step(body.num_choices, num_logprobs, param="top_logprobs")
     body.answer_length(1)  # refuses wrong lengths before any work is done
-    structure = await wanted_structure(body, services.grammars)
+    grammars = body.grammars(services, client)
+    structure = await wanted_structure(body, grammars)
     text = await chat_text(body, model)
     tools, tool_choice = offered_tools(body.tools, body.tool_choice)
     tool_use = await wanted_tool_use(
@@ -115,7 +119,7 @@ async def check_chat(
         tokenizer=model.tokenizer,
         structure=structure,
         may_repeat=body.parallel_tool_calls is not False,
-        grammars=services.grammars,
+        grammars=grammars,
     )
     enforced = structure if tool_use is None else tool_use
     grammar = None if enforced is None else enforced.grammar
@@ -128,6 +132,7 @@ async def check_chat(
         limits,
         add_special_tokens=bool(body.add_special_tokens),
         param="messages",
+        client=client.name,
     )
     num_prompt_tokens = len(prompt.token_ids)
     room = limits.max_model_len - num_prompt_tokens

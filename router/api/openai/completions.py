@@ -17,6 +17,7 @@ from router.api.sampling_fields import UNSUPPORTED, SamplingFields, check_num_ch
 from router.api.text_body import ranged
 from router.api.text_endpoint import answer_text
 from router.http.bodies.json_body import body_schema
+from router.http.disconnect import while_connected
 from router.http.openai_errors import shown
 from router.models.prompt import Prompt, check_context, check_ids, encode_prompt
 from router.models.structured_output import wanted_structure
@@ -59,12 +60,13 @@ class CompletionBody(SamplingFields):
     add_special_tokens: bool | None = None
 
 
+@while_connected
 async def check_completion(
     http: Request, body: CompletionBody, services: Services, client: Client, deadline: float
 ) -> TextRequest:
     """Tokenize and check a completion. Raises :class:`InvalidRequestError` that names what is wrong with the
-    body, :class:`OverloadedError` if a queue is full, and :class:`UnavailableError` while the limits are not
-    known because no server was ever connected."""
+    body, :class:`OverloadedError` if a queue is full, :class:`CancelledRequestError` if the client goes away,
+    and :class:`UnavailableError` while the limits are not known because no server was ever connected."""
     model = services.models.find(body.model)
     model.gate.refuse_early(client.name, body.priority_for(client.api_key))
     body.check_extra_fields()
@@ -87,7 +89,7 @@ async def check_completion(
         raise InvalidRequestError(
             f"max_tokens must be at least {least}, got {shown(max_tokens)}", param="max_tokens"
         )
-    structure = await wanted_structure(body, services.grammars)
+    structure = await wanted_structure(body, body.grammars(services, client))
     limits = model.servers.limits()
     params = body.sampling_params(
         model.defaults,
@@ -108,6 +110,7 @@ async def check_completion(
                 limits,
                 add_special_tokens=special,
                 param="prompt",
+                client=client.name,
                 keep_text=bool(body.echo),
             )
         else:

@@ -7,9 +7,11 @@ from typing import Annotated
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, FailFast
 
+from router.access.client import client_of
 from router.api.openai.chat_prompt import ChatFields, chat_text
 from router.api.openai.schemas import DetokenizedText, Tokens, answers
 from router.http.bodies.json_body import body_schema, read_json
+from router.http.disconnect import WhileConnected
 from router.http.json_answer import JsonAnswer
 from router.http.openai_errors import shown
 from router.models.prompt import encode_text
@@ -54,10 +56,18 @@ async def tokenize(request: Request) -> Response:
     else:
         param, text = "messages", await chat_text(body, model)
         add_special_tokens = bool(body.add_special_tokens)
-    token_ids = await encode_text(
-        text, model.tokenizer, model.max_model_len, add_special_tokens=add_special_tokens, param=param
-    )
-    names = await model.tokenizer.texts_of(token_ids) if body.return_token_strs else None
+    client = client_of(request).name
+    with WhileConnected(request.scope):
+        token_ids = await encode_text(
+            text,
+            model.tokenizer,
+            model.max_model_len,
+            add_special_tokens=add_special_tokens,
+            param=param,
+            client=client,
+        )
+        wants_names = body.return_token_strs
+        names = await model.tokenizer.texts_of(token_ids, client=client) if wants_names else None
     answer = {
         "count": len(token_ids),
         "max_model_len": model.max_model_len,
@@ -77,5 +87,8 @@ async def detokenize(request: Request) -> Response:
             raise InvalidRequestError(
                 f"token ids must be between 0 and {MAX_TOKEN_ID}, got {shown(token_id)}", param="tokens"
             )
-    text = await model.tokenizer.decode_long(body.tokens, skip_special_tokens=False)
+    with WhileConnected(request.scope):
+        text = await model.tokenizer.decode_long(
+            body.tokens, skip_special_tokens=False, client=client_of(request).name
+        )
     return JsonAnswer({"prompt": text})

@@ -6,6 +6,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from router.access.client import client_of
 from router.api.openai.chat_prompt import chat_text
 from router.api.openai.schemas import answers
 from router.api.responses.body import ResponseBody
@@ -13,6 +14,7 @@ from router.api.responses.exchange import Exchange, items_of, named_as_here
 from router.api.responses.schemas import EVENTS, InputTokens, ResponseObject
 from router.api.text_endpoint import answer_text
 from router.http.bodies.json_body import body_schema, read_json
+from router.http.disconnect import WhileConnected
 from router.http.event_stream import EventStream
 from router.http.json_answer import JsonAnswer
 from router.models.prompt import encode_text
@@ -65,7 +67,13 @@ async def count_input_tokens(request: Request) -> Response:
     earlier, new = await items_of(request, body)
     with named_as_here():
         text = await chat_text(body.chat([*earlier, *new]), model)
-        token_ids = await encode_text(
-            text, model.tokenizer, model.max_model_len, add_special_tokens=False, param="messages"
-        )
+        with WhileConnected(request.scope):
+            token_ids = await encode_text(
+                text,
+                model.tokenizer,
+                model.max_model_len,
+                add_special_tokens=False,
+                param="messages",
+                client=client_of(request).name,
+            )
     return JsonAnswer({"object": "response.input_tokens", "input_tokens": len(token_ids)})

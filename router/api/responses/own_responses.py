@@ -7,14 +7,11 @@ responses, for example. Without turns, the calls of one client could delay those
 from __future__ import annotations
 
 import logging
-from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from router.access.client import Client
 from router.api.responses.response_store import ResponseStore, StoredResponse
-from router.http.bodies.turn_lane import TurnLane
+from router.http.bodies.bounded_turns import BoundedTurns
 from wire.errors import OverloadedError
 from wire.repeated_lines import RepeatedLines
 
@@ -23,38 +20,11 @@ lines = RepeatedLines(log)
 
 MAX_CALLS = 1024
 """How many calls may be under way or wait for their turn."""
-RETRY_AFTER_S = 1
 
 
-class StoreTurns:
-    """Gives one client after the other a turn at the store. One client may have half of the calls that others
-    leave room for, as with bodies (:mod:`router.http.bodies.body_room`)."""
-
-    def __init__(self, max_calls: int = MAX_CALLS) -> None:
-        self._max_calls = max_calls
-        self._lane = TurnLane()
-        self._calls: Counter[str] = Counter()
-
-    @asynccontextmanager
-    async def turn(self, client: str) -> AsyncIterator[None]:
-        """Wait for a turn of ``client``, which lasts as long as the ``async with`` block. Raises
-        :class:`OverloadedError` if too many calls of this client wait."""
-        of_others = self._calls.total() - self._calls[client]
-        limit = (self._max_calls - of_others) // 2
-        if self._calls[client] >= limit:
-            raise OverloadedError(
-                f"{self._calls[client]} calls of this client wait for stored responses, the limit is "
-                f"{limit}: send the request again in {RETRY_AFTER_S} s, or send fewer at a time",
-                retry_after_s=RETRY_AFTER_S,
-            )
-        self._calls[client] += 1
-        try:
-            async with self._lane.turn(client):
-                yield
-        finally:
-            self._calls[client] -= 1
-            if not self._calls[client]:
-                del self._calls[client]
+def store_turns(max_calls: int = MAX_CALLS) -> BoundedTurns:
+    """Return the turns at the store that all clients share."""
+    return BoundedTurns(max_calls, "calls for stored responses")
 
 
 @dataclass(frozen=True)
@@ -63,7 +33,7 @@ class OwnResponses:
     :class:`OverloadedError`."""
 
     store: ResponseStore
-    turns: StoreTurns
+    turns: BoundedTurns
     client: Client
 
     @property

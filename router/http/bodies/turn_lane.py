@@ -11,14 +11,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from typing import TypeVar
 
 LARGE_BODY_BYTES = 256 << 10
 """Larger bodies are parsed in turns. Nearly all bodies are smaller."""
 LARGE_BODY_PAUSE = 19.0
 """With a pause of 19 times the turn's length, large bodies get a twentieth of the loop's time. That is enough
 to parse megabytes a second, which is far more than servers can prefill."""
+
+T = TypeVar("T")
 
 
 class Turn:
@@ -49,23 +52,22 @@ class Turn:
 
 
 class TurnLane:
-    """A queue that gives one turn at a time, to one client after the other. It belongs to one event loop."""
+    """A queue that gives turns to one client after the other. It belongs to one event loop."""
 
-    def __init__(self, pause: float = 0.0) -> None:
+    def __init__(self, pause: float = 0.0, *, num_turns: int = 1) -> None:
         """After each turn comes a pause of ``pause`` times the turn's length. With a pause of 0, the next
-        turn is in the event loop's next iteration, together with all other work that is due then."""
+        turn is in the event loop's next iteration, together with all other work that is due then.
+        ``num_turns``: turns at the same time."""
         self._pause = pause
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
         """Waiting turns by client. The client whose turn is next comes first."""
-        self._is_busy = False
-        """Whether a turn, or the pause after it, is in progress."""
+        self._num_free = num_turns
+        """How many turns may begin now. Turns that are in progress, or pauses after them, are not over."""
 
     async def begin(self, client: str) -> None:
         """Wait until it is the turn of ``client``. The turn lasts until its task waits for something. To be
         called only on a lane without pauses."""
-        if self._is_busy:
-            await self._wait(client)
-        self._is_busy = True
+        await self._enter(client)
         asyncio.get_running_loop().call_soon(self._next)
 
     @asynccontextmanager
@@ -81,12 +83,29 @@ class TurnLane:
 
     async def take(self, client: str) -> Turn:
         """Wait until it is the turn of ``client``, and return the turn. It lasts until :meth:`Turn.end`."""
-        if self._is_busy:
-            await self._wait(client)
-        self._is_busy = True
+        await self._enter(client)
         return Turn(self._pause, self._next)
 
-    async def _wait(self, client: str) -> None:
+    async def run(self, client: str, work: Callable[[], Awaitable[T]]) -> T:
+        """Wait until it is the turn of ``client``, and return the result of ``work``.
+
+        The turn lasts until the work has ended, even if the caller is cancelled meanwhile. A thread or
+        another process goes on with work whose result nobody wants any more, and then it is not free for
+        others yet.
+        """
+        turn = await self.take(client)
+        try:
+            running = asyncio.ensure_future(work())
+        except BaseException:
+            turn.end()
+            raise
+        running.add_done_callback(lambda _: turn.end())
+        return await asyncio.shield(running)
+
+    async def _enter(self, client: str) -> None:
+        if self._num_free:
+            self._num_free -= 1
+            return
         mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(client, deque()).append(mine)
         try:
@@ -108,4 +127,4 @@ class TurnLane:
             if not first.done():  # otherwise its request is gone
                 first.set_result(None)
                 return
-        self._is_busy = False
+        self._num_free += 1

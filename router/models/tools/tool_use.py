@@ -10,7 +10,7 @@ from typing import Any
 
 from router.http.openai_errors import shown
 from router.models import grammar
-from router.models.grammar_checker import GrammarChecker
+from router.models.grammar_checker import OwnGrammars
 from router.models.structured_output import Structure
 from router.models.tokenizer import Tokenizer
 from router.models.tools.call_scanner import CallScanner
@@ -51,7 +51,7 @@ async def wanted_tool_use(
     tokenizer: Tokenizer,
     structure: Structure | None,
     may_repeat: bool,
-    grammars: GrammarChecker,
+    grammars: OwnGrammars,
 ) -> ToolUse | None:
     """Return how answers may call tools. None if answers are just text. ``tools`` and ``choice`` were checked
     before. ``form`` is the model's own format.

@@ -12,7 +12,9 @@ from llguidance import LLMatcher
 
 from engine.grammar import grammars as grammars_module
 from engine.grammar import lane as lane_module
-from engine.grammar.grammars import MAX_OWN_LANES, MAX_WAITING, Grammars, _Known
+from engine.grammar.follower import Asker, Follower
+from engine.grammar.grammars import MAX_OWN_LANES, MAX_WAITING, Grammars
+from engine.grammar.known_grammars import Known
 from engine.grammar.lane import Lane
 from engine.request import Request
 from testing.engines.speculating import Ask, assert_nothing_is_owned, assert_same, greedy_asks, serve
@@ -184,19 +186,92 @@ def test_answers_that_go_on_are_followed_before_grammars_that_come(grammars, mon
     assert {newcomer.lane for newcomer in newcomers} == {follower.lane}
 
 
-def test_only_a_few_rows_may_wait_for_slow_grammars(grammars, monkeypatch):
-    monkeypatch.setattr(Lane, "put", lambda self, job: None)  # none of them ever answers
-    followers = []
-    for _ in range(MAX_OWN_LANES + MAX_WAITING):
-        with grammars._lock:
-            grammars._remember(AMBIGUOUS, _Known(None, True))
-        followers.append(grammars.follow(AMBIGUOUS))
-    assert not any(follower.opened.done() for follower in followers)
-    assert isinstance(grammars.follow(AMBIGUOUS).opened.exception(0), OverloadedError)
-    for follower in followers[:2]:
+def follow_slow(grammars, client):
+    """Follows a grammar that is known to be slow."""
+    asker = Asker(client, client)
+    with grammars._lock:
+        grammars._known.remember(Follower(0, AMBIGUOUS, [], asker=asker), Known(None, True))
+    return grammars.follow(AMBIGUOUS, asker=asker)
+
+
+def lanes_of(followers):
+    return sum(follower.lane is not None for follower in followers)
+
+
+def test_a_client_gets_half_of_the_slow_lanes_and_waiting_places_that_others_leave(grammars, monkeypatch):
+    monkeypatch.setattr(Lane, "put", lambda self, job, used: None)  # none of them ever answers
+    hostile = [follow_slow(grammars, "bob") for _ in range((MAX_OWN_LANES + MAX_WAITING) // 2)]
+    assert not any(follower.opened.done() for follower in hostile)
+    assert (lanes_of(hostile), len(grammars._waiting)) == (MAX_OWN_LANES // 2, MAX_WAITING // 2)
+    refused = follow_slow(grammars, "bob").opened.exception(0)
+    assert isinstance(refused, OverloadedError)
+    assert f"the limit is {MAX_WAITING // 2}" in refused.message
+    victim = [follow_slow(grammars, "alice") for _ in range(6)]
+    assert (lanes_of(victim), len(grammars._waiting)) == (MAX_OWN_LANES // 4, MAX_WAITING // 2 + 2)
+    grammars.drop(victim[0])
+    assert lanes_of(victim[1:]) == MAX_OWN_LANES // 4
+    for follower in hostile[:2]:
         grammars.drop(follower)
-    assert len(grammars._own) == MAX_OWN_LANES
-    assert len(grammars._waiting) == MAX_WAITING - 2
+    assert (lanes_of(hostile[2:]), lanes_of(victim[1:])) == (6, 5), "the first went to who has fewer"
+
+
+def test_lanes_of_many_clients_are_never_more_than_allowed(grammars, monkeypatch):
+    monkeypatch.setattr(Lane, "put", lambda self, job, used: None)
+    monkeypatch.setattr(Lane, "_run", lambda self: None)
+    monkeypatch.setattr(grammars_module, "MAX_CLIENTS", 4)
+    followers = [follow_slow(grammars, f"client {i % 20}") for i in range(200)]
+    assert lanes_of(followers) == len(grammars._own) == MAX_OWN_LANES
+    assert len(grammars._waiting) < MAX_WAITING
+    for follower in followers:
+        grammars.drop(follower)
+    assert not grammars._own
+    assert not grammars._waiting
+    follow_slow(grammars, "one more")
+    assert set(grammars._used) == {"one more"}
+
+
+def test_a_client_s_grammar_is_begun_after_one_of_each_other_client(grammars):
+    """The prober and the shared lane have one grammar after the other of many from bob."""
+    order = []
+    for i in range(40):
+        follower = grammars.follow(f'start: "b{i}" | "c"', asker=Asker("bob"))
+        follower.opened.add_done_callback(lambda _: order.append("bob"))
+    alice = grammars.follow('start: "a" | "b"', asker=Asker("alice"))
+    alice.opened.add_done_callback(lambda _: order.append("alice"))
+    for follower in [*grammars._followers.values()]:
+        follower.opened.result(60)
+    assert order.index("alice") < 20
+    assert len(order) == 41
+
+
+def test_a_slow_grammar_is_begun_before_most_of_another_client_s(grammars):
+    order = []
+    slow = [LLMatcher.grammar_from_json_schema(json.dumps(schema(f"f{i}"))) for i in range(9)]
+    for name, mine in (("bob", slow[:8]), ("alice", slow[8:])):
+        for grammar in mine:
+            follower = Follower(0, grammar, [], asker=Asker(name))
+            with grammars._lock:
+                grammars._known.remember(follower, Known(None, True))
+            follower = grammars.follow(grammar, asker=Asker(name))
+            follower.opened.add_done_callback(lambda _, name=name: order.append(name))
+    for follower in [*grammars._followers.values()]:
+        follower.opened.result(120)
+    assert order.index("alice") <= 4, order
+
+
+def schema(name):
+    properties = {f"{name}_{i}": {"enum": [f"v{j}" for j in range(8)]} for i in range(100)}
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+def test_what_is_known_of_a_grammar_is_known_for_its_salt_alone(grammars):
+    def probed(salt):
+        follower = grammars.follow(WORDS, asker=Asker("c", salt))
+        is_probed = follower.lane is not None and follower.lane.settings.is_probing
+        follower.opened.result(60)
+        return is_probed
+
+    assert [probed(salt) for salt in ("alice", "alice", "bob", "bob", "alice")] == [1, 0, 1, 0, 0]
 
 
 def test_a_request_that_never_begins_leaves_no_follower(engines, bundled_model):

@@ -6,7 +6,7 @@ import pytest
 
 from router.models import grammar_checker, grammar_process
 from router.models.grammar import of_schema
-from router.models.grammar_checker import MAX_SLOW, GrammarChecker
+from router.models.grammar_checker import MAX_SLOW, GrammarChecker, OwnGrammars
 from router.models.grammar_process import Question, problem_of
 from wire.errors import GrammarError, OverloadedError, TwinfangError
 
@@ -91,14 +91,69 @@ async def test_slow_grammars_wait_for_one_another_and_quick_ones_for_none_of_the
     """Grammars that take longer than usual start again, and only a limited number of them wait."""
     monkeypatch.setattr(grammar_checker, "MAX_CPU_S", 0.2)
     monkeypatch.setattr(grammar_checker, "QUICK_S", 0.02)
-    slow = [asyncio.ensure_future(checker.check(slow_schema(i), param="p")) for i in range(MAX_SLOW + 4)]
+    slow = [asyncio.ensure_future(checker.check(slow_schema(i), param="p")) for i in range(MAX_SLOW // 2 + 4)]
     await asyncio.wait(slow, return_when=asyncio.FIRST_COMPLETED)
     quick = [checker.check(f'start: "{i}"', param="p") for i in range(20)]
     assert len(await asyncio.gather(*quick)) == 20
     found = await asyncio.gather(*slow, return_exceptions=True)
     assert {type(one) for one in found} == {OverloadedError, GrammarError}
     assert all("processor time" in one.message for one in found if isinstance(one, GrammarError))
-    assert checker._num_slow == 0
+    refused = [one.message for one in found if isinstance(one, OverloadedError)]
+    assert len(refused) == 4
+    assert f"slow grammars of this client wait, the limit is {MAX_SLOW // 2}" in refused[0]
+
+
+async def test_clients_take_turns_with_quick_and_with_slow_grammars(checker, monkeypatch):
+    monkeypatch.setattr(grammar_checker, "QUICK_S", 0.02)
+    monkeypatch.setattr(grammar_checker, "MAX_CPU_S", 0.05)
+    order = []
+
+    async def check(client, grammar):
+        try:
+            await checker.check(grammar, param="p", client=client)
+        finally:
+            order.append(client)
+
+    for grammar_of, num in ((lambda i: f'start: "{i}"', 60), (slow_schema, 6)):
+        order.clear()
+        tasks = [asyncio.ensure_future(check("bob", grammar_of(i))) for i in range(num)]
+        tasks.append(asyncio.ensure_future(check("alice", grammar_of(num))))
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert len(order) == num + 1
+        assert order.index("alice") <= num / 2 + 1, order
+
+
+async def test_grammars_of_clients_that_have_left_are_not_compiled(checker, monkeypatch):
+    asked = []
+    ask = GrammarChecker._ask
+
+    async def count(self, grammar, is_text, max_cpu_s, **members):
+        asked.append(grammar)
+        return await ask(self, grammar, is_text, max_cpu_s, **members)
+
+    monkeypatch.setattr(GrammarChecker, "_ask", count)
+    tasks = [asyncio.ensure_future(checker.check(f'start: "{i}"', param="p")) for i in range(40)]
+    while not asked:
+        await asyncio.sleep(0)
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+    await checker.check(GOOD, param="p")
+    assert len(asked) == grammar_checker.MAX_AT_ONCE + 1
+
+
+async def test_what_one_client_has_had_checked_is_checked_again_for_another(checker, monkeypatch):
+    asked = []
+    ask = GrammarChecker._ask
+
+    async def count(self, grammar, is_text, max_cpu_s, **members):
+        asked.append(grammar)
+        return await ask(self, grammar, is_text, max_cpu_s, **members)
+
+    monkeypatch.setattr(GrammarChecker, "_ask", count)
+    for salt in ("key alice ", "key bob ", "key alice ", "key bob "):
+        await OwnGrammars(checker, "any", salt).check(GOOD, param="p")
+    assert asked == [GOOD, GOOD]
 
 
 async def test_a_process_without_questions_ends_and_the_next_question_starts_another(checker, monkeypatch):

@@ -1,12 +1,15 @@
 import asyncio
 import json
+import threading
 
 import pytest
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers.processors import TemplateProcessing
 
+from router.models import tokenizer as tokenizer_module
 from router.models.folder import sampling_defaults
-from router.models.tokenizer import INLINE_CHARS, Tokenizer
+from router.models.tokenizer import INLINE_CHARS, NUM_THREADS, Tokenizer
+from testing.conditions import until
 from testing.router.tokenizers import (
     BOS,
     EOS,
@@ -15,7 +18,7 @@ from testing.router.tokenizers import (
     byte_level_backend,
     write_model_dir,
 )
-from wire.errors import ModelLoadError
+from wire.errors import ModelLoadError, OverloadedError
 
 
 async def test_long_texts_are_encoded_like_short_ones_while_the_loop_goes_on():
@@ -35,6 +38,63 @@ async def test_long_texts_are_encoded_like_short_ones_while_the_loop_goes_on():
     assert token_ids == tokenizer.encode_now(text)
     assert ticks > 1
     assert tokenizer.decode(token_ids) == text
+
+
+LONG = "hello world " * 5_000
+
+
+async def test_a_client_s_long_text_waits_for_few_of_another_client_s():
+    tokenizer, order = byte_level(), []
+
+    async def encode(client):
+        await tokenizer.encode(LONG, client=client)
+        order.append(client)
+
+    tasks = [asyncio.create_task(encode("bob")) for _ in range(40)]
+    await asyncio.sleep(0)
+    await asyncio.gather(*tasks, asyncio.create_task(encode("alice")))
+    assert len(order) == 41
+    assert order.index("alice") <= 10
+
+
+async def test_texts_of_who_has_left_are_not_encoded(monkeypatch):
+    tokenizer, begun, may_end = byte_level(), [], threading.Event()
+    encode_now = tokenizer.encode_now
+
+    def encode(text, **options):
+        begun.append(text)
+        assert may_end.wait(20)
+        return encode_now(text, **options)
+
+    monkeypatch.setattr(tokenizer, "encode_now", encode)
+    tasks = [asyncio.create_task(tokenizer.encode(LONG, client="bob")) for _ in range(20)]
+    await until(lambda: len(begun) == NUM_THREADS)
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+    mine = asyncio.create_task(tokenizer.encode(LONG + "!", client="alice"))
+    await asyncio.sleep(0)
+    may_end.set()
+    await mine
+    assert begun == [LONG] * NUM_THREADS + [LONG + "!"]
+
+
+async def test_only_so_many_long_texts_of_a_client_wait(monkeypatch):
+    monkeypatch.setattr(tokenizer_module, "MAX_LONG", 8)
+    tokenizer = byte_level()
+    ends = await asyncio.gather(
+        *(tokenizer.encode(LONG, client="bob") for _ in range(6)),
+        tokenizer.encode("short", client="bob"),
+        tokenizer.encode(LONG, client="alice"),
+        tokenizer.decode_long([300] * 2_000, client="bob"),
+        return_exceptions=True,
+    )
+    refused = [end for end in ends if isinstance(end, OverloadedError)]
+    assert [type(end) for end in ends[:4]] == [list] * 4
+    assert [type(end) for end in ends[6:8]] == [list] * 2
+    assert len(refused) == 3
+    assert refused[0].message.startswith("4 long texts of this client wait, the limit is 4: send")
+    assert await tokenizer.encode(LONG, client="bob")
 
 
 def test_the_post_processor_adds_special_tokens_unless_told_not_to():

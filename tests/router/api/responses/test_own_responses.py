@@ -8,7 +8,7 @@ import pytest
 
 from router.access.api_keys import ApiKey, digest_of
 from router.access.client import Client
-from router.api.responses.own_responses import OwnResponses, StoreTurns
+from router.api.responses.own_responses import OwnResponses, store_turns
 from router.api.responses.response_store import NoStore, StoredResponse
 from testing.conditions import until
 from wire.errors import OverloadedError
@@ -41,7 +41,7 @@ async def ended(tasks):
 
 
 async def test_a_client_waits_for_one_call_of_each_other_client_and_for_no_more():
-    store, turns = SlowStore(), StoreTurns()
+    store, turns = SlowStore(), store_turns()
     hostile, victim = (OwnResponses(store, turns, client(name)) for name in ("hostile", "victim"))
     tasks = [asyncio.create_task(hostile.find(f"h{i}")) for i in range(20)]
     await until(lambda: store.begun)
@@ -54,15 +54,15 @@ async def test_a_client_waits_for_one_call_of_each_other_client_and_for_no_more(
 
 
 async def test_one_client_s_calls_leave_room_for_others(caplog):
-    store, turns = SlowStore(), StoreTurns(max_calls=16)
+    store, turns = SlowStore(), store_turns(max_calls=16)
     hostile, victim = (OwnResponses(store, turns, client(name)) for name in ("hostile", "victim"))
     tasks = [asyncio.create_task(hostile.find(f"h{i}")) for i in range(40)]
     await until(lambda: sum(task.done() for task in tasks) == 32)
-    with pytest.raises(OverloadedError, match=r"8 calls of this client .* the limit is 8: send .* again"):
+    with pytest.raises(OverloadedError, match=r"8 calls .* of this client .* the limit is 8: send .* again"):
         await hostile.find("one more")
     with caplog.at_level(logging.ERROR):
         await hostile.save(StoredResponse("h", None, b"{}", b"[]", b"[]"))
-    assert "response h is not stored: 8 calls of this client wait" in caplog.text
+    assert "response h is not stored: 8 calls for stored responses of this client wait" in caplog.text
     tasks += [asyncio.create_task(victim.find(f"v{i}")) for i in range(4)]
     for _ in tasks:
         store.may_end.release()
@@ -71,7 +71,7 @@ async def test_one_client_s_calls_leave_room_for_others(caplog):
 
 
 async def test_a_caller_that_is_gone_gives_its_turn_to_the_next():
-    store, turns = SlowStore(), StoreTurns()
+    store, turns = SlowStore(), store_turns()
     own = OwnResponses(store, turns, client("a"))
     tasks = [asyncio.create_task(own.find(f"r{i}")) for i in range(3)]
     await until(lambda: store.begun)

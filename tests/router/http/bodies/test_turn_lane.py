@@ -97,6 +97,30 @@ async def test_who_goes_away_keeps_nobody_waiting():
         await until(lambda: order == ["b"])
 
 
+async def test_a_turn_lasts_until_its_work_has_ended_though_its_caller_has_left():
+    lane, begun = TurnLane(num_turns=2), []
+    works = [asyncio.get_running_loop().create_future() for _ in range(4)]
+
+    def begin(index):
+        begun.append(index)
+        return works[index]
+
+    tasks = [asyncio.create_task(lane.run("a", lambda i=i: begin(i))) for i in range(4)]
+    await until(lambda: begun == [0, 1])
+    for task in tasks[:2]:
+        task.cancel()
+    await asyncio.wait(tasks[:2])
+    await asyncio.sleep(0)
+    assert begun == [0, 1]
+    works[1].set_exception(ValueError("nobody reads this"))
+    await until(lambda: begun == [0, 1, 2])
+    for work in (works[0], works[2], works[3]):
+        work.set_result(7)
+    assert await asyncio.gather(*tasks[2:]) == [7, 7]
+    async with lane.turn("a"), lane.turn("b"):
+        pass  # both turns are free again
+
+
 async def test_large_bodies_take_turns_and_small_ones_do_not_wait(make_stack):
     stack = await make_stack()
     stack.decode[0].script = saying([300])
