@@ -64,11 +64,14 @@ class Filing:
         assert self.fatal.empty(), self.fatal.get()
         return list(result.outputs)
 
-    def run(self, prompts: Sequence[Sequence[int]], at_once: int = 2, cache_salt: str = "") -> list[Request]:
+    def run(
+        self, prompts: Sequence[Sequence[int]], at_once: int = 2, cache_salt: str = "", session: str = ""
+    ) -> list[Request]:
         """Returns the requests in order, with their answers."""
         params = SamplingParams(max_tokens=NUM_TOKENS, temperature=0)
         requests = [
-            Request(str(i), list(one), params, cache_salt=cache_salt) for i, one in enumerate(prompts)
+            Request(str(i), list(one), params, cache_salt=cache_salt, session=session)
+            for i, one in enumerate(prompts)
         ]
         waiting, active = list(reversed(requests)), 0
         until = time.monotonic() + DEADLINE_S

@@ -18,6 +18,7 @@ from testing.checkpoints.families import make_family_checkpoint
 from testing.conditions import wait_until
 from testing.kv_transfer.filing import BLOCK, answers, conversations, filing, num_cached
 from wire.errors import ConfigError
+from wire.messages.sessions import NAME_BYTES, TendSession
 
 WAIT_S = 30.0
 
@@ -347,3 +348,22 @@ def test_a_directory_that_can_not_be_used_is_named(bundled_model, tmp_path):
     message = "`file_cache_dir` .*/file/x can't be used: Not a directory"
     with pytest.raises(ConfigError, match=message), filing(bundled_model, settings(tmp_path / "file" / "x")):
         pass
+
+
+def test_a_sessions_start_from_a_file_comes_back_early_and_is_exact(bundled_model, tmp_path):
+    """What comes back before any request reads it has no owner yet, and the sanitizer takes it as it is."""
+    (turn, *others), session = conversations(8, 1), "a" * 2 * NAME_BYTES
+    files = settings(tmp_path)
+    with filing(bundled_model, None, cache_mode="none") as plain:
+        expected = answers(plain.run([[*turn, 7, 8, 9]]))
+    fill(bundled_model, files, [turn, *others])
+    with filing(bundled_model, files) as again:
+        again.run([[*turn, 5]], session=session)
+        assert again.figures.read >= 1
+        again.run(others)  # the device gives the session's start up
+        promoted = again.engine.measures.host_cache.promoted
+        assert again.engine.tend(TendSession(session, "prefetch")).num_starts == 1
+        assert again.engine.measures.host_cache.promoted == promoted + 1
+        found = again.run([[*turn, 7, 8, 9]], session=session)
+        assert answers(found) == expected
+        assert num_cached(found) >= len(turn) - 2 * BLOCK
