@@ -244,6 +244,7 @@ def test_a_client_s_grammar_is_begun_after_one_of_each_other_client(grammars):
     assert len(order) == 41
 
 
+@pytest.mark.exhaustive  # its lanes compute only while no other process does
 def test_a_slow_grammar_is_begun_before_most_of_another_client_s(grammars):
     order = []
     slow = [LLMatcher.grammar_from_json_schema(json.dumps(schema(f"f{i}"))) for i in range(9)]
