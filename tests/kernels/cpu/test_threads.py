@@ -6,21 +6,21 @@ import threading
 
 import numpy as np
 import pytest
-import torch
 
+from kernels.cpu import threads
 from kernels.cpu.atomics import add_to_word, load_word
 from kernels.cpu.jit import cpu_jit
 from kernels.cpu.threads import cpu_threads
+from testing.conditions import wait_until
 
-SOON, EVENTUALLY = 2**16, 2**34
+PATIENCE = 2**23
+"""How often an item looks for the other one: for some milliseconds, in which a helper wakes. A helper that
+lost its core is unused for longer: then the call is made again."""
 
 
 @pytest.fixture(autouse=True)
-def two_threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
+def two_threads(monkeypatch):
+    monkeypatch.setattr(threads, "_num_threads", [2])
 
 
 @cpu_jit
@@ -34,50 +34,54 @@ def _meet(words, met, patience, begin, end):
                 break
 
 
-def both_meet(grain: int, patience: int) -> bool:
+def both_meet(grain: int) -> bool:
     """Returns whether two threads share a call of two items."""
     words, met = np.zeros(1, dtype=np.int64), np.zeros(2, dtype=np.int64)
-    _meet.parallel_for(2, grain, words, met, patience)
+    _meet.parallel_for(2, grain, words, met, PATIENCE)
     return bool(met.all())
 
 
+def meet_at_last(grain: int) -> None:
+    wait_until(lambda: both_meet(grain), "a helper takes a share")
+
+
 def test_a_long_call_is_shared():
-    assert both_meet(1, EVENTUALLY)
+    meet_at_last(1)
 
 
 def test_a_shorter_call_is_shared_only_while_the_helpers_are_awake():
-    assert not both_meet(2, SOON)
+    assert not both_meet(2)
     with cpu_threads().awake() as has_helpers:
         assert has_helpers
-        assert both_meet(2, EVENTUALLY)
-        assert both_meet(2, EVENTUALLY)
-        assert not both_meet(3, SOON)
-    assert not both_meet(2, SOON)
+        meet_at_last(2)
+        meet_at_last(2)
+        assert not both_meet(3)
+    assert not both_meet(2)
 
 
 def test_helpers_belong_to_one_thread_at_a_time():
-    threads, found = cpu_threads(), []
+    mine, found = cpu_threads(), []
 
     def ask() -> None:
-        with threads.awake() as has_helpers:
-            found.append((has_helpers, threads.are_awake, both_meet(1, SOON)))
+        with mine.awake() as has_helpers:
+            found.append((has_helpers, mine.are_awake, both_meet(1)))
 
-    with threads.awake(), threads.awake() as has_them_again:
+    with mine.awake(), mine.awake() as has_them_again:
         assert has_them_again
-        assert threads.are_awake
+        assert mine.are_awake
         other = threading.Thread(target=ask)
         other.start()
         other.join()
-        assert both_meet(2, EVENTUALLY)
-    assert not threads.are_awake
+        meet_at_last(2)
+    assert not mine.are_awake
     assert found == [(False, False, False)]
 
 
-def test_one_thread_has_no_helpers():
-    torch.set_num_threads(1)
+def test_one_thread_has_no_helpers(monkeypatch):
+    monkeypatch.setattr(threads, "_num_threads", [1])
     with cpu_threads().awake() as has_helpers:
         assert not has_helpers
-        assert not both_meet(1, SOON)
+        assert not both_meet(1)
 
 
 @cpu_jit
