@@ -133,7 +133,7 @@ async def test_what_large_bodies_leave_behind_is_given_back_once_there_are_none(
     await until(given_back.is_set)
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", [pytest.param(False, marks=pytest.mark.exhaustive), True])
 async def test_an_answer_under_way_keeps_nothing_of_its_body(make_stack, stream):
     stack = await make_stack()
     stack.decode[0].script = hanging
