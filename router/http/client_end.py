@@ -106,6 +106,14 @@ class ClientEnd:
         """Whether the request's body has arrived to its end."""
         return self._cycle is not None and not self._cycle.more_body
 
+    def has_taken_body(self) -> None:
+        """Note that nothing of the body is left to read.
+
+        uvicorn stops reading while much of a body waits, and reads on when it is asked for more. Nobody asks
+        now, and a client that goes would not be noticed."""
+        if self._cycle is not None:
+            self._flow.resume_reading()
+
     def write_part(self, data: bytes) -> bool:
         """Write a part of an answer without waiting, once the answer's start is sent. Return False, and write
         nothing, if the client reads too slowly or the answer is not sent in chunks."""

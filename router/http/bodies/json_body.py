@@ -44,6 +44,7 @@ async def read_json(request: Request, model: type[Model]) -> Model:
             raise InvalidRequestError(
                 f"the body did not arrive within {BODY_TIMEOUT_S:g} s: send it faster, or send a smaller one"
             ) from error
+    client_end_of(request.scope).has_taken_body()
     if len(body) <= LARGE_BODY_BYTES:
         return _parsed(body, model)
     async with share_of(request.scope).turn():
