@@ -112,6 +112,10 @@ class EngineConfig:
     steps_ahead: int | None = None
     """How many further steps are launched before the tokens of a step are read back: 0 or 1. None: 1 on a
     GPU, 0 on a CPU or with ``sanitize``."""
+    stream_interval_s: float | None = None
+    """For how long decode steps follow each other before their tokens are sent together
+    (:mod:`engine.step.burst`); 0: every step's tokens are sent. None: 0.01 on a CPU, 0 on a GPU, with several
+    ranks, or with ``sanitize``."""
     step_deadline_s: float | None = None
     """A step that takes longer than this shows that the device hangs, and the process ends. 0: steps may take
     any time. None: 60 on a GPU, 0 on a CPU."""

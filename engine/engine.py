@@ -24,6 +24,7 @@ from engine.row_kinds import PlannedRow
 from engine.schedule.step_plan import StepPlan
 from engine.session_calls import SessionCalls
 from engine.stats import EngineStats
+from engine.step.burst import Bursts, stream_interval
 from engine.step.launched_step import LaunchedStep, RowResult, measure_gaps
 from engine.step_result import Landed, StepResult, last_output, still_in
 from telemetry.engine_metrics import Measures
@@ -71,6 +72,7 @@ class Engine:
         self._runner = parts.runner
         self._following = Following(self.grammars, self._runner)
         self.tend = SessionCalls(self.scheduler.owned, self._checks, self._move).tend
+        self.bursts = Bursts(stream_interval(config, self.device))
         self._steps_ahead = config.resolve_steps_ahead(self.device)
         self._in_flight: deque[LaunchedStep] = deque()
         self._landed = Landed()
@@ -251,21 +253,20 @@ class Engine:
         plan = self._without(plan, self._checks.inspect(plan))
         shape = self._lockstep.agree(self._runner.shape_of(plan))
         if not plan.is_empty:
-            self._in_flight.append(self._runner.launch(plan, shape))
-            self.scheduler.launched(plan)
-            self._stats.num_steps += 1
+            self._launch(plan, shape)
         elif shape.num_tokens > 0:
             self.dummy_step(shape)
-        did_nothing = not (
-            self._in_flight
-            or self._landed.outputs
-            or plan.admitted
-            or plan.swap_out
-            or plan.prefilled
-            or shape.num_tokens
-        )
+        begins = plan.admitted or plan.swap_out or plan.prefilled or shape.num_tokens
+        did_nothing = not (begins or self._in_flight or self._landed.outputs)
         self._land_all(but=0 if plan.is_empty else self._steps_ahead)
         return self._result(plan, did_nothing=did_nothing)
+
+    def _launch(self, plan: StepPlan, shape: StepShape) -> None:
+        num_calm = 1 if self._following else self.scheduler.decode.num_calm_steps(plan)
+        launched = self._runner.launch(plan, shape, self.bursts.begin(num_calm))
+        self._in_flight.append(launched)
+        self.scheduler.launched(plan, launched.num_steps)
+        self._stats.num_steps += launched.num_steps
 
     def _land_needed(self) -> None:
         """Reads back all steps in flight if the next plan depends on them: either the plan may preempt a
@@ -361,7 +362,8 @@ class Engine:
             self.scheduler.owned.give_up(row)
             self._fail(request, fault)
             return
-        self.scheduler.landed(row, result.accepted)
+        num_steps = len(result.steps)
+        self.scheduler.landed(row, result.accepted, num_steps=num_steps, newest=result.newest)
         if row.samples:
             self._accept(request, result)
         elif request.prefill_only and request.num_computed == request.target:

@@ -33,6 +33,7 @@ from engine.schedule.cache_modes import make_cache_mode
 from engine.schedule.capacity import CapacityPlan
 from engine.schedule.host_store import HostStore
 from engine.schedule.scheduler import Scheduler
+from engine.step.burst import MAX_STEPS, stream_interval
 from engine.step.checks import Checks, NoChecks
 from engine.step.row_table import RowTable
 from engine.step.runner import StepRunner
@@ -175,6 +176,7 @@ def _make_scheduler(
         cuts=cuts,
         long_prefill_threshold=config.long_prefill_threshold,
         joined_prompt_tokens=CPU_JOINED_PROMPT_TOKENS if device.type == "cpu" else None,
+        burst_steps=MAX_STEPS if stream_interval(config, device) else 1,
         policy=policy,
         tier=tier,
         files=files,

@@ -151,15 +151,23 @@ class Measures:
         self.saved_flops["host"] += self._flops(on_device, num_cached)
 
     def stepped(
-        self, kind: StepKind, run: StepRun, *, num_rows: int, num_tokens: int, launched_s: float, now: float
+        self,
+        kind: StepKind,
+        run: StepRun,
+        *,
+        num_rows: int,
+        num_tokens: int,
+        num_steps: int,
+        launched_s: float,
+        now: float,
     ) -> None:
-        """Note that a step was read back. If two steps are in flight, the time of the second step begins when
-        the first step ends."""
-        self.steps[kind, run] += 1
+        """Note that a step was read back, or a burst of ``num_steps`` equal ones. If two steps are in flight,
+        the time of the second step begins when the first step ends."""
+        self.steps[kind, run] += num_steps
         seconds = now - max(launched_s, self._last_landed_s)
-        self.step_seconds[kind].add(seconds)
+        self.step_seconds[kind].add(seconds / num_steps, num_steps)
         if kind == "prefill":
             self.file_cache.stepped(num_tokens, seconds)
-        self.batch_size.add(num_rows)
-        self.batch_tokens.add(num_tokens)
+        self.batch_size.add(num_rows, num_steps)
+        self.batch_tokens.add(num_tokens, num_steps)
         self._last_landed_s = now

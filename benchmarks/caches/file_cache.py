@@ -50,6 +50,7 @@ class Run:
             max_num_seqs=NUM_ROWS,
             max_model_len=max(LENGTHS) + 16 + NUM_PAIRS * 2 * STEPS_EACH,
             num_threads=1,
+            stream_interval_s=0.0,
             file_cache=files,
             **settings,  # type: ignore[arg-type]
         )

@@ -243,18 +243,18 @@ class Ownership:
 
     # --- after a step ----------------------------------------------------------------------------
 
-    def computed(self, row: PlannedRow, num_accepted: int) -> None:
+    def computed(self, row: PlannedRow, num_accepted: int, newest: int) -> None:
         """Notes that a row was computed: full blocks and boundary states enter the prefix cache.
 
-        ``num_accepted`` positions of a decode row hold accepted tokens; a prefill row has computed all its
-        tokens.
+        ``num_accepted`` positions of a decode row hold accepted tokens, ``newest`` of them of the last step;
+        a prefill row has computed all its tokens.
         """
         request, memory = row.request, row.request.memory
         if memory.read_slot != NULL_INDEX:
             self._release_read_state(memory)
         is_decode = row.is_decode
         request.num_computed += num_accepted if is_decode else row.num_new
-        memory.state_index = num_accepted - 1 if is_decode else 0
+        memory.state_index = newest - 1 if is_decode else 0
         if not self._mode.caches:
             return
         if request.num_computed // self._plan.block_size > len(memory.nodes):

@@ -149,6 +149,7 @@ def test_defaults_are_those_of_the_configuration_classes():
         (speculation.NGRAM_MAX, "ngram_max"),
         (speculation.SPECULATIVE_STATE, "speculative_state"),
         (table.STEPS_AHEAD, "steps_ahead"),
+        (table.STREAM_INTERVAL, "stream_interval_s"),
         (table.STEP_DEADLINE, "step_deadline_s"),
         (table.HANG_DEADLINE, "hang_deadline_s"),
         (table.LEASE_TTL, "lease_ttl_s"),
