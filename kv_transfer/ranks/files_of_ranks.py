@@ -1,8 +1,8 @@
 """Files with cached prefixes of a server with several ranks, as rank 0 sees them.
 
 Each rank writes and reads its own share in a folder of its own, and reports to rank 0. A start is there if
-all ranks have their shares of it; it is read when all of them have read theirs. Rank 0 alone asks, and what it
-then decides is told to all (:mod:`engine.files.file_choices`).
+all ranks have their shares of it; it is read when all of them have read theirs. Rank 0 alone asks, decides
+and tells the others (:mod:`engine.files.file_choices`).
 """
 
 from __future__ import annotations
