@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from testing.fleets.clients import greedy_body
+from testing.fleets.fleet import START_DEADLINE_S
 from testing.fleets.stack import running_stack
 
 SMALL = ("--max-num-seqs", "2", "--max-model-len", "256", "--cached-states", "2", "--cache-memory", "0.004")
@@ -56,7 +57,7 @@ def test_prompts_are_found_after_kill_9(tmp_path, command, server, ranks):
 
         stack.wait_until(all_are_written, "what host memory has is written")
         pid = stack.kill(server)
-        stack.wait_until(lambda: stack.has_restarted(server, pid), "the server is back")
+        stack.wait_until(lambda: stack.has_restarted(server, pid), "the server is back", START_DEADLINE_S)
         found = [usage(stack, body) for body in bodies]
         assert [tokens for _, tokens in found] == [tokens for _, tokens in expected]
         cached = [cached for cached, _ in found]
