@@ -161,7 +161,7 @@ class EngineConfig:
         if (deadline_s := self.step_deadline_s) is not None and not 0 <= deadline_s < math.inf:
             raise ConfigError(f"`step_deadline_s` must be at least 0, got {deadline_s}")
         self._check_state_block_size()
-        check_tiers(self.role, self.cache_mode, self.host_cache_bytes, self.file_cache, self.tensor_parallel)
+        check_tiers(self.role, self.cache_mode, self.host_cache_bytes, self.file_cache)
         self._check_speculation()
         self._check_ranks()
         self._check_batch_tokens()

@@ -34,7 +34,7 @@ from wire.messages.generation import ErrorReply, FinishReason, RequestOutput, Se
 from wire.messages.group import StepShape
 from wire.messages.handoff import Digests
 from wire.messages.prefixes import PrefixNews
-from wire.messages.ranks import GrammarNews
+from wire.messages.ranks import FileNews, GrammarNews
 from wire.messages.sampling_params import SamplingParams
 from wire.repeated_lines import RepeatedLines
 
@@ -71,6 +71,8 @@ class Engine:
         self._checks = parts.checks
         self._runner = parts.runner
         self._following = Following(self.grammars, self._runner)
+        self._files = parts.file_choices
+        self.file_news = parts.file_choices.news
         self.tend = SessionCalls(self.scheduler.owned, self._checks, self._move).tend
         self.bursts = Bursts(stream_interval(config, self.device))
         self._steps_ahead = config.resolve_steps_ahead(self.device)
@@ -234,7 +236,7 @@ class Engine:
     @torch.inference_mode()
     def step(self) -> StepResult:
         """Admits requests, launches one batch, and reads back the steps that need not stay in flight."""
-        return self.step_with(self.grammar_news())
+        return self.step_with(self.grammar_news(), self.file_news())
 
     def grammar_news(self) -> tuple[GrammarNews, ...]:
         """Returns the masks and errors that arrived from the grammars since the last step."""
@@ -244,10 +246,11 @@ class Engine:
         return self._following.news()
 
     @torch.inference_mode()
-    def step_with(self, news: tuple[GrammarNews, ...]) -> StepResult:
-        """Runs :meth:`step` with the given grammar news. With several ranks, rank 0 sends its news to all."""
+    def step_with(self, news: tuple[GrammarNews, ...], files: FileNews | None = None) -> StepResult:
+        """Runs :meth:`step` with the given news. With several ranks, rank 0 sends its news to all."""
         self._land_needed()
         self._following.take(news, self._fail)
+        self.scheduler.owned.take_file_news(files)
         plan = self.scheduler.schedule()
         self._move(plan)
         plan = self._without(plan, self._checks.inspect(plan))
@@ -295,7 +298,7 @@ class Engine:
             landed.kept,
             self._to_give_up(plan),
             did_nothing=did_nothing,
-            wait_s=self.scheduler.owned.files.wait_s,
+            wait_s=self._files.wait_s(),
         )
 
     @torch.inference_mode()

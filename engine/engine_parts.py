@@ -13,6 +13,7 @@ from engine.checkpoint.model_config import ModelConfig
 from engine.config import EngineConfig
 from engine.cost.step_memory import StepMemory
 from engine.cost.step_size import StepSize
+from engine.files.file_choices import FileChoices
 from engine.files.file_tier import FileTier
 from engine.files.prompt_pace import PromptPace
 from engine.files.start_files import NoFiles, StartFiles, StartForm
@@ -32,6 +33,7 @@ from engine.sanitizer.sanitizer import Sanitizer
 from engine.schedule.cache_modes import make_cache_mode
 from engine.schedule.capacity import CapacityPlan
 from engine.schedule.host_store import HostStore
+from engine.schedule.ownership import Ownership
 from engine.schedule.scheduler import Scheduler
 from engine.step.burst import MAX_STEPS, stream_interval
 from engine.step.checks import Checks, NoChecks
@@ -64,6 +66,7 @@ class EngineParts:
     """What cached prompts weigh and save, for the whole model."""
     scheduler: Scheduler
     store: HostStore
+    file_choices: FileChoices
     checks: Checks
     runner: StepRunner
 
@@ -106,12 +109,12 @@ class EngineParts:
             grammars = Grammars(config.model_dir, vocab_size, eos_token_ids)
         tier = _make_tier(config, model_config, capacity, device)
         files = files or NoFiles()
-        file_tier = _make_file_tier(config, model_config, files, tier, device)
+        file_tier = FileTier(tier, files.figures)
         scheduler = _make_scheduler(
             config, model_config, demand.spec, capacity, digest, device, tier, file_tier
         )
         if config.file_cache is not None:
-            files.open(_start_form(caches, tier.memory, digest))
+            files.open(_start_form(caches, tier.memory, digest, tp))
         rows = RowTable(config.max_num_seqs, capacity.table_columns, config.num_positions)
         checks: Checks = Sanitizer(caches, scheduler, rows, tp) if config.sanitize else NoChecks()
         runner = StepRunner(config, model, caches, rows, capacity, checks)
@@ -119,7 +122,8 @@ class EngineParts:
         store = HostStore(caches, tier.memory, files)
         return cls(
             *(device, model, digest, grammars, capacity, caches, _start_sizes(config, model_config)),
-            *(scheduler, store, checks, runner),
+            *(scheduler, store, _make_choices(config, model_config, files, scheduler.owned, device)),
+            *(checks, runner),
         )
 
 
@@ -222,22 +226,27 @@ def _make_tier(
     return HostTier(memory, pays=pays, journal=PrefixJournal(costs))
 
 
-def _make_file_tier(
-    config: EngineConfig, model: ModelConfig, files: StartFiles, host: HostTier, device: torch.device
-) -> FileTier:
+def _make_choices(
+    config: EngineConfig, model: ModelConfig, files: StartFiles, owned: Ownership, device: torch.device
+) -> FileChoices:
     """Makes what decides about cached prefixes in files."""
     pace = PromptPace(_start_sizes(config, model), files.figures, device.type)
-    wait_s = 0.0 if config.file_cache is None else config.file_cache.wait_s
-    return FileTier(host, files, compute_s=pace.seconds, wait_s=wait_s)
+    least_wait_s = 0.0 if config.file_cache is None else config.file_cache.wait_s
+    return FileChoices(
+        *(owned.files, owned.cache.tier, files, owned.look_ups),
+        compute_s=pace.seconds,
+        least_wait_s=least_wait_s,
+    )
 
 
-def _start_form(caches: Caches, memory: HostMemory, fingerprint: str) -> StartForm:
-    """Returns what has to be equal for a start in a file to be of use to this server."""
+def _start_form(caches: Caches, memory: HostMemory, fingerprint: str, tp: TensorParallel) -> StartForm:
+    """Returns what has to be equal for a start in a file to be of use to this rank."""
     layouts = (
         caches.spec.kv_layout(1, caches.block_size),
         caches.spec.state_layout(1),
         caches.block_size,
         caches.device.type,
+        *(tp.rank, tp.size),
     )
     digest = hashlib.sha256(repr(layouts).encode()).hexdigest()
     return StartForm(fingerprint, digest, memory.page_bytes, caches.spec.slot_bytes, memory.has_kv)

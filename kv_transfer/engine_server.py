@@ -7,19 +7,22 @@ import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from engine.config import EngineConfig
 from engine.host import EngineHost
 from engine.step_result import StepResult
-from kv_transfer.files.file_store import FileStore
+from kv_transfer.ranks.files_of_ranks import server_files
 from kv_transfer.ranks.other_ranks import REPORTS
 from kv_transfer.ranks.rank_exchange import rank_main
+from kv_transfer.ranks.rank_files import rank_files
 from telemetry.engine_metrics import Measures
 from telemetry.start_up import StartUp
 from wire.errors import ConfigError
 from wire.messages.generation import DrainNews, ServerInfo, SetDraining
 from wire.messages.prefixes import PrefixNews
+from wire.messages.ranks import RankFileNews
 from wire.messages.sessions import SessionNews, TendSession
 from wire.server import GrpcServer
 from wire.tls.identity_files import IdentityFiles
@@ -96,16 +99,16 @@ class EngineServer:
         self._is_draining = False
         self._retained: dict[str, asyncio.TimerHandle] = {}
         """The ends of the times for which sessions' starts are retained."""
-        files = config.engine.file_cache
         self._host = EngineHost(
             config.engine,
             on_step=on_step,
             on_fatal=server.fail,
             on_leaving=server.stop_with,
             rank_main=rank_main(config.engine.role),
-            reports=REPORTS,
+            reports=(*REPORTS, RankFileNews),
             start_up=start_up,
-            files=None if files is None else FileStore(files, incarnation, server.fail),
+            files=partial(server_files, config.engine.file_cache, incarnation, server.fail),
+            rank_files=rank_files,
         )
         self._engine = self._host.engine
 

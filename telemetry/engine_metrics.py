@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -72,9 +72,23 @@ PACE_TOKENS = 64
 PACE_WEIGHT = 0.25
 
 
+@dataclass(frozen=True)
+class RankFileFigures:
+    """What the files of a rank other than 0 take, and what has moved there since the server's start."""
+
+    used_bytes: int
+    read_bytes: int
+    written_bytes: int
+    failures: Mapping[str, int]
+
+
 @dataclass
 class FileCacheFigures:
-    """What a server's files have of cached prefixes, and what has moved since the server's start."""
+    """What a server's files have of cached prefixes, and what has moved since the server's start.
+
+    Prefixes are counted by rank 0. For bytes and failures on all ranks see :meth:`total` and
+    :meth:`all_failures`.
+    """
 
     size_bytes: int = 0
     used_bytes: int = 0
@@ -91,8 +105,25 @@ class FileCacheFigures:
     late: int = 0
     """Prefixes whose reading took longer than was expected, so that they were computed."""
     failures: dict[FileFailure, int] = field(default_factory=lambda: dict.fromkeys(get_args(FileFailure), 0))
+    incomplete: int = 0
+    """Prefixes of which some ranks have their share and others do not, so that nobody reads them."""
+    others: dict[int, RankFileFigures] = field(default_factory=dict)
+    """What the other ranks have told last."""
     prompt_token_s: float = 0.0
     """Seconds in which the server computes one token of a prompt; 0: it has computed none yet."""
+
+    def total(self, name: str) -> int:
+        """Return a field's sum over all ranks; the value of rank 0 if others don't have the field."""
+        others = list(self.others.values())
+        return int(getattr(self, name)) + sum(getattr(one, name, 0) for one in others)
+
+    def all_failures(self) -> dict[FileFailure, int]:
+        """Return the failures of all ranks."""
+        others = list(self.others.values())
+        return {
+            kind: count + sum(one.failures.get(kind, 0) for one in others)
+            for kind, count in self.failures.items()
+        }
 
     def stepped(self, num_tokens: int, seconds: float) -> None:
         """Note how long a step with prompts alone took."""

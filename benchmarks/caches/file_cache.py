@@ -80,11 +80,11 @@ class Run:
 
     def settle(self) -> None:
         """Give up what the device has, and let all of host memory be written."""
-        cache, tier = self.engine.scheduler.owned.cache, self.engine.scheduler.owned.files
+        cache = self.engine.scheduler.owned.cache
         while cache.num_cached_states:
             cache._evict_for_slot()
         self.engine.step()
-        while tier._unwritten or tier._writing is not None:
+        while self.engine._files.has_work:
             self.step()
 
     def close(self) -> None:

@@ -2,6 +2,8 @@
 
 A *start* is a position from which a request can resume: a state, and the KV of all tokens before it. It moves
 in pages of host memory. The engine's thread calls everything here but :meth:`StartFiles.close`.
+
+Each rank has files with its share of each start. Only rank 0 asks what they hold: it answers for all ranks.
 """
 
 from __future__ import annotations
@@ -53,6 +55,8 @@ class FileJob:
     """Pages of the state; empty: no state is moved."""
     place: int = 0
     """Why the state was kept (:class:`engine.memory.cached_start.Place`)."""
+    number: int = 0
+    """Names the job, on all ranks. What it has written keeps the number for ever."""
 
     @property
     def start(self) -> bytes:
@@ -102,18 +106,20 @@ class StartFiles(Protocol):
         """
 
     def start(self, on_news: Callable[[], None]) -> None:
-        """Begins to work. ``on_news`` is called on any thread when :meth:`landed` has something, or when one
-        more start may be written."""
+        """Begins to work. ``on_news`` is called on any thread when :meth:`landed` may have something, or when
+        one more start may be written."""
 
     @property
     def is_on(self) -> bool:
         """Whether there are files, and :meth:`start` was called."""
 
-    def has_block(self, key: bytes) -> bool:
-        """Whether files have the block with this key, and all blocks before it."""
+    def num_known(self, keys: Sequence[bytes]) -> int:
+        """Returns how many of the blocks with these keys, from a prompt's start, the files of all ranks
+        have."""
 
     def has_start(self, key: bytes) -> bool:
-        """Whether a request could start behind the block with this key."""
+        """Whether a request could start behind the block with this key, because all ranks can read their
+        shares."""
 
     def seconds(self, num_pages: int) -> float:
         """Estimates how long it takes from now on until ``num_pages`` pages are read."""
@@ -150,8 +156,8 @@ class NoFiles:
     def start(self, on_news: Callable[[], None]) -> None:
         pass
 
-    def has_block(self, key: bytes) -> bool:
-        return False
+    def num_known(self, keys: Sequence[bytes]) -> int:
+        return 0
 
     def has_start(self, key: bytes) -> bool:
         return False

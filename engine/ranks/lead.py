@@ -79,8 +79,9 @@ class LeadEngine:
 
     def step(self) -> StepResult:
         news = self.own.grammar_news()  # only rank 0 waits for masks
-        self._tell(RunStep(news))
-        return self.own.step_with(news)
+        files = self.own.file_news()  # and asks what has been read and written
+        self._tell(RunStep(news, files))
+        return self.own.step_with(news, files)
 
 
 def _call(request: Request) -> AddRequest:

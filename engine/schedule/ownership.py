@@ -5,8 +5,9 @@ Only this module gives them to requests and takes them back.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+from engine.files.file_choices import LookUp
 from engine.files.file_tier import FileTier
 from engine.memory.cached_start import HostBlock, Match, Place
 from engine.memory.eviction import EvictionPolicy
@@ -19,6 +20,7 @@ from engine.schedule.capacity import CapacityPlan
 from engine.schedule.one_part_caches import make_prefix_cache
 from engine.schedule.sessions import Sessions
 from telemetry.engine_metrics import FileCacheFigures, HostCacheFigures
+from wire.messages.ranks import FileNews
 
 
 class Ownership:
@@ -41,6 +43,8 @@ class Ownership:
         self.cache = make_prefix_cache(plan, self.blocks, self.slots, fingerprint, policy, tier)
         self.files = files or FileTier(self.cache.tier)
         """Cached prefixes in files, behind host memory."""
+        self._newcomers: dict[str, Request] = {}
+        """Requests that have come since the last step; files may have their prompts."""
         self.sessions = Sessions(self.cache)
         self._mode = mode
         self._plan = plan
@@ -59,10 +63,23 @@ class Ownership:
 
     # --- taking ----------------------------------------------------------------------------------
 
-    def fetch(self, request: Request) -> None:
-        """Begins to read from files what they have of a new request's prompt, if that pays."""
-        if self.files.is_on and request.ticket is None:
-            request.fetch = self.files.fetch(self._match(request), self._most_blocks(request))
+    def came(self, request: Request) -> None:
+        """Notes a new request: before the next step its prompt is looked up in files."""
+        if request.ticket is None:
+            self._newcomers[request.request_id] = request
+
+    def look_ups(self) -> Iterator[LookUp]:
+        """Yields what the device has of the new requests' prompts."""
+        for name, request in self._newcomers.items():
+            yield LookUp(name, self._match(request), self._most_blocks(request))
+
+    def take_file_news(self, news: FileNews | None) -> None:
+        """Takes what rank 0 has decided about files before the plan that is about to be made."""
+        self.files.take_news(news)
+        for read in () if news is None else news.reads:
+            request = self._newcomers[read.request_id]
+            request.fetch = self.files.fetch(read.number, self._match(request).keys[: read.num_blocks])
+        self._newcomers.clear()
 
     def _most_blocks(self, request: Request) -> int:
         """Returns the most blocks that a start may have which comes from another tier.

@@ -139,7 +139,7 @@ class Scheduler:
             request.chunks_until = request.num_given - 1
         self.waiting[request.request_id] = request
         self.forks.add(request)
-        self.owned.fetch(request)
+        self.owned.came(request)
 
     def transferred(self, request: Request, num_tokens: int) -> None:
         """Lets a request run from the next step on: its handed-over blocks and h(num_tokens) have landed."""
@@ -238,7 +238,6 @@ class Scheduler:
     def schedule(self) -> StepPlan:
         """Makes room, admits what fits and plans the next step."""
         files, tier = self.owned.files, self.owned.cache.tier
-        files.land()
         decode_rows, restless_rows, swap_out = self._plan_decode_rows()
         forks, admitted, swap_in = ([], [], []) if swap_out else self._admit()
         is_short_of_blocks = bool(swap_out)
@@ -419,7 +418,7 @@ class Scheduler:
         Preempted requests come before waiting ones.
         """
         waiting: Iterable[Request] = self.waiting.values()
-        if self.owned.files.is_on:
+        if self.owned.files.fetches:
             waiting = [one for one in waiting if not self.owned.files.holds_up(one.fetch)]
         is_soon = self._step < self._last_short_prompt + SHORT_PROMPT_STEPS
         if is_soon and self._takes_steps(FEW_ROWS + 1):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from kv_transfer.files.names import NameChanges, block_name, state_name
 from kv_transfer.files.record import Record
 
 
@@ -43,13 +44,21 @@ class FileBlock:
     state: tuple[Contents, Record] | None = None
     following: set[FileBlock] | None = None
 
+    @property
+    def name(self) -> bytes:
+        return block_name(self.key, self.record.number)
+
 
 class FileIndex:
-    """The tree of all blocks in files. ``has_state``: whether a request can start only behind a state."""
+    """The tree of all blocks in files. ``has_state``: whether a request can start only behind a state.
 
-    def __init__(self, *, has_kv: bool, has_state: bool) -> None:
+    ``changes`` notes which blocks and states come and go, by their names.
+    """
+
+    def __init__(self, *, has_kv: bool, has_state: bool, changes: NameChanges | None = None) -> None:
         self._has_kv = has_kv
         self._has_state = has_state
+        self._changes = changes
         self._blocks: dict[bytes, FileBlock] = {}
 
     @property
@@ -63,10 +72,30 @@ class FileIndex:
         block = self._blocks.get(key)
         return block is not None and (block.state is not None or not self._has_state)
 
+    def block_name(self, key: bytes) -> bytes | None:
+        """Returns the name of the block with this key; None if it is not there."""
+        block = self._blocks.get(key)
+        return None if block is None else block.name
+
+    def start_names(self, key: bytes) -> Iterator[bytes]:
+        """Yields the names of all that a request needs to start behind a block: of the state, and of the
+        blocks up to there, the last one first. Nothing if no request can start there."""
+        block = self._blocks.get(key)
+        if block is None:
+            return
+        state = block.state
+        if state is not None:
+            yield state_name(key, state[1].number)
+        elif self._has_state:
+            return
+        while block is not None:
+            yield block.name
+            block = block.parent
+
     def add(self, contents: Contents, record: Record) -> bool:
         """Adds a record. Returns False if files no longer have the block before it, so that it is of no use.
 
-        A block that is there already stays where it is; a state moves to the new record.
+        A block or a state that is there already moves to the new record.
         """
         last = self._blocks.get(record.parent) if record.parent else None
         if record.parent and last is None:
@@ -75,25 +104,42 @@ class FileIndex:
             block = self._blocks.get(key)
             if block is None:
                 block = self._blocks[key] = FileBlock(key, last, contents, record, number)
-                contents.blocks.append(block)
                 if last is not None:
                     last.following = last.following or set()
                     last.following.add(block)
+            else:
+                self._lost_block(block)
+                block.contents, block.record, block.page = contents, record, number
+            contents.blocks.append(block)
+            if self._changes is not None:
+                self._changes.got(block.name)
             last = block
         if last is None:
             return False
         if record.has_state:
+            self._drop_state(last)
             last.state = contents, record
             contents.states.append(last)
+            if self._changes is not None:
+                self._changes.got(state_name(last.key, record.number))
         return True
+
+    def _lost_block(self, block: FileBlock) -> None:
+        if self._changes is not None:
+            self._changes.lost(block.name)
+
+    def _drop_state(self, block: FileBlock) -> None:
+        if block.state is not None and self._changes is not None:
+            self._changes.lost(state_name(block.key, block.state[1].number))
+        block.state = None
 
     def drop(self, contents: Contents) -> None:
         """Drops what a segment holds, and all blocks that follow its blocks."""
         for block in contents.states:
             if block.state is not None and block.state[0] is contents:
-                block.state = None
+                self._drop_state(block)
         for block in contents.blocks:
-            if self._blocks.get(block.key) is block:
+            if self._blocks.get(block.key) is block and block.contents is contents:
                 self._drop(block)
         contents.blocks, contents.states = [], []
 
@@ -105,7 +151,7 @@ class FileIndex:
                 and block.state[1] is page.record
                 and page.number >= page.record.num_block_pages
             ):
-                block.state = None
+                self._drop_state(block)
             else:
                 self._drop(block)
 
@@ -127,6 +173,8 @@ class FileIndex:
         while rest:
             one = rest.pop()
             self._blocks.pop(one.key, None)
+            self._drop_state(one)
+            self._lost_block(one)
             rest += one.following or ()
             one.following = None
 

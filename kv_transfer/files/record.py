@@ -20,7 +20,7 @@ from kv_transfer.files.seal import CHECK_BYTES, HEADER, Seal
 from wire.messages.prefixes import KEY_BYTES
 
 ALIGNMENT = 512
-FORMAT = 1
+FORMAT = 2
 """Increase it when the layout below changes, or when a model's blocks and states get other bits."""
 SEGMENT_ID_BYTES = 16
 MAX_BODY_BYTES = 64 << 20
@@ -30,7 +30,7 @@ _SEGMENT = struct.Struct("<8sII16sQ8s64s64sQ")
 _SEGMENT_MAGIC = b"TWFSEGM\n"
 _PREFIX = struct.Struct("<8sII16s")
 _RECORD_MAGIC = b"TWFRECO\n"
-_BODY = struct.Struct("<16sIIIIII")
+_BODY = struct.Struct("<16sIIIIIIQ")
 PREFIX_BYTES = _PREFIX.size
 
 
@@ -91,6 +91,8 @@ class Record:
     """One check a page: pages of blocks first, then those of the state."""
     num_bytes: int
     """From the record's offset to that of the next one."""
+    number: int = 0
+    """The number of the job that has written it. The other ranks' shares have the same one."""
 
     @property
     def pages_at(self) -> int:
@@ -120,7 +122,7 @@ def pack_header(job: FileJob, checks: bytes, offset: int, seal: Seal) -> bytes:
     """Returns a record's prefix and body."""
     body = _BODY.pack(
         *(job.parent, len(job.parent), len(job.keys), len(job.block_pages), len(job.state_pages)),
-        *(job.num_blocks, job.place),
+        *(job.num_blocks, job.place, job.number),
     )
     data, check = seal.close(offset, HEADER, body + b"".join(job.keys) + checks)
     prefix = _PREFIX.pack(_RECORD_MAGIC, len(data), 0, check)
@@ -141,12 +143,13 @@ def parse_record(prefix: bytes, body: bytes, offset: int, seal: Seal, form: Star
     opened = seal.open(offset, HEADER, body, check)
     if opened is None:
         return None
-    parent, parent_bytes, num_keys, num_block_pages, num_state_pages, num_blocks, place = _BODY.unpack_from(
-        opened
+    (*(parent, parent_bytes, num_keys, num_block_pages, num_state_pages, num_blocks, place, number),) = (
+        _BODY.unpack_from(opened)
     )
     keys_end = _BODY.size + num_keys * KEY_BYTES
     keys = tuple(bytes(opened[i : i + KEY_BYTES]) for i in range(_BODY.size, keys_end, KEY_BYTES))
     pages = num_block_pages * form.page_bytes + bool(num_state_pages) * form.state_bytes
     num_bytes = align(header_bytes(num_keys, num_block_pages + num_state_pages) + pages)
     checks = bytes(opened[keys_end:])
-    return Record(offset, keys, parent[:parent_bytes], num_blocks, place, num_block_pages, checks, num_bytes)
+    parent = parent[:parent_bytes]
+    return Record(offset, keys, parent, num_blocks, place, num_block_pages, checks, num_bytes, number)

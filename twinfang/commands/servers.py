@@ -122,8 +122,9 @@ def _other_host(config: EngineConfig) -> Callable[[], None]:
     """Returns the function that runs this host's ranks of a server whose ports are on another host."""
     from engine.ranks import node_ranks
     from kv_transfer.ranks.rank_exchange import rank_main
+    from kv_transfer.ranks.rank_files import rank_files
 
-    return partial(node_ranks.run, config, rank_main(config.role))
+    return partial(node_ranks.run, config, rank_main(config.role), rank_files)
 
 
 def prepare_router(values: argparse.Namespace) -> Callable[[], None]:

@@ -1,0 +1,201 @@
+"""Decides which starts are written to files, which are read back, and for how long a request waits.
+
+* **Out.** Each start that has come to host memory is written, in the order in which they came, one at a time,
+  unless host memory has given it up by then.
+* **In.** When a request comes for which files have a longer start than the device and host memory, the start
+  is read.
+* **No longer than computing.** A request that could be admitted waits for its start for at most the time that
+  computing the same tokens would take. If reading is not expected to end by then, nothing is read.
+
+Reads and writes end at any time, so this object has a clock, and it has to know what files hold. Both may
+differ between ranks. So rank 0 alone decides, and tells the others (:mod:`engine.files.file_tier`).
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from engine.files.file_tier import FileTier
+from engine.files.start_files import StartFiles, longest_start
+from engine.memory.cached_start import HostBlock, Match
+from engine.memory.host_tier import HostTier
+from wire.messages.ranks import FileJobEnded, FileNews, ReadFromFiles, WriteToFiles
+
+
+@dataclass(frozen=True)
+class LookUp:
+    """A request that has come since the last news."""
+
+    request_id: str
+    found: Match
+    """What the device has of its prompt."""
+    most_blocks: int
+    """Number of blocks of the longest start that is of use to it."""
+
+
+class FileChoices:
+    """Makes the news of one server. ``tier`` takes them. ``look_ups`` returns the requests that have come.
+
+    ``compute_s(start, end)`` estimates the seconds in which the device computes the blocks from ``start`` to
+    ``end``. ``least_wait_s`` is the least that a request may wait, whatever computing takes.
+    """
+
+    def __init__(
+        self,
+        tier: FileTier,
+        host: HostTier,
+        files: StartFiles,
+        look_ups: Callable[[], Iterable[LookUp]] = tuple,
+        *,
+        compute_s: Callable[[int, int], float] = lambda start, end: 0.0,
+        least_wait_s: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._tier = tier
+        self._host = host
+        self._files = files
+        self._look_ups = look_ups
+        self._compute_s = compute_s
+        self._least_wait_s = least_wait_s
+        self._clock = clock
+        self._figures = files.figures
+        self._next_number = secrets.randbits(62)  # a record keeps it: no other server writes the same one
+        self._unwritten: dict[bytes, None] = {}
+        """Starts that came to host memory and are not in files yet; some may have left host memory."""
+        self._limit_s: dict[int, float] = {}
+        """For how long requests wait for what is being read, by number. The wait has not begun yet."""
+        self._until_s: dict[int, float] = {}
+        """When the waits end that have begun."""
+
+    @property
+    def has_work(self) -> bool:
+        """Whether something is being read or written, or is to be written."""
+        return bool(self._unwritten or self._tier.arrived or self._tier.writing or self._tier.fetches)
+
+    def news(self) -> FileNews | None:
+        """Decides, before a plan, by what has ended and what has come since the last plan.
+
+        None if there is nothing to tell, as before nearly every step.
+        """
+        if not self._files.is_on:
+            return None
+        self._note_arrived()
+        ended = tuple(FileJobEnded(one.job.number, one.is_done, one.place) for one in self._files.landed())
+        numbers = {one.number for one in ended}
+        self._forget(numbers)
+        late = self._late()
+        reads = self._reads(numbers)
+        write = self._next_write(numbers)
+        if not ended and not late and not reads and write is None:
+            return None
+        return FileNews(ended, late, reads, write)
+
+    # --- out -------------------------------------------------------------------------------------
+
+    def _note_arrived(self) -> None:
+        if not self._tier.arrived:
+            return
+        self._unwritten |= dict.fromkeys(self._tier.arrived)
+        if len(self._unwritten) > 64 + 2 * self._host.num_starts:
+            self._unwritten = {key: None for key in self._unwritten if self._host.start(key)}
+
+    def _next_write(self, ended: set[int]) -> WriteToFiles | None:
+        writing = self._tier.writing
+        if not self._unwritten or (writing is not None and writing.number not in ended):
+            return None
+        while self._unwritten and self._files.may_write:
+            key = next(iter(self._unwritten))
+            del self._unwritten[key]
+            start = self._host.start(key)
+            if start is None:
+                self._figures.dropped += 1
+                continue
+            path = _path_of(start)
+            num_known = self._files.num_known([block.key for block in path])
+            if num_known < len(path) or not self._files.has_start(key):
+                known = path[num_known - 1].num_blocks if num_known else 0
+                return WriteToFiles(self._new_number(), key, known)
+        return None
+
+    def _new_number(self) -> int:
+        self._next_number += 1
+        return self._next_number
+
+    # --- in --------------------------------------------------------------------------------------
+
+    def _reads(self, ended: set[int]) -> tuple[ReadFromFiles, ...]:
+        reads: list[ReadFromFiles] = []
+        under_way: dict[bytes, int] | None = None
+        for one in self._look_ups():
+            if under_way is None:
+                under_way = {fetch.job.start: number for number, fetch in self._tier.fetches.items()}
+            known, length = self._lengths(one)
+            if not length:
+                continue
+            key = one.found.keys[length - 1]
+            if key not in under_way:
+                under_way[key] = self._begin(one.found.keys[:length], known)
+            number = under_way[key]
+            if number and number not in ended:  # what has ended is in host memory now, or of no use
+                reads.append(ReadFromFiles(number, one.request_id, length))
+        return tuple(reads)
+
+    def _lengths(self, one: LookUp) -> tuple[int, int]:
+        """Returns the numbers of blocks of the longest start on the device or in host memory, and of the
+        longest one in files; the second is 0 if it is not longer."""
+        in_host = self._host.longest(one.found, one.most_blocks)
+        known = len(one.found.nodes) if in_host is None else in_host.num_blocks
+        return known, longest_start(self._files, one.found.keys[: one.most_blocks], known)
+
+    def _begin(self, keys: Sequence[bytes], known: int) -> int:
+        """Returns the number of a new read; 0 if reading is expected to take too long."""
+        limit_s = max(self._compute_s(known, len(keys)), self._least_wait_s)
+        if self._files.seconds(self._host.num_missing_pages(keys)) > limit_s:
+            self._figures.computed += 1
+            return 0
+        number = self._new_number()
+        self._limit_s[number] = limit_s
+        return number
+
+    def _forget(self, ended: set[int]) -> None:
+        """Forgets the waits for what has ended, and for what host memory had no room for."""
+        for waits in (self._limit_s, self._until_s):
+            for number in [one for one in waits if one in ended or one not in self._tier.fetches]:
+                del waits[number]
+
+    def _late(self) -> tuple[int, ...]:
+        if not self._until_s:
+            return ()
+        now_s = self._clock()
+        late = tuple(number for number, until_s in self._until_s.items() if until_s <= now_s)
+        for number in late:
+            del self._until_s[number]
+        self._figures.late += len(late)
+        return late
+
+    def wait_s(self) -> float | None:
+        """Returns the seconds until a request has waited long enough; None: no request waits.
+
+        Called after each plan: the waits begin for which the plan held up a request.
+        """
+        if not self._limit_s and not self._until_s:
+            return None
+        now_s = self._clock()
+        for number, limit_s in list(self._limit_s.items()):
+            fetch = self._tier.fetches.get(number)
+            if fetch is not None and fetch.is_awaited:
+                self._until_s[number] = now_s + limit_s
+                del self._limit_s[number]
+        return max(0.0, min(self._until_s.values()) - now_s) if self._until_s else None
+
+
+def _path_of(start: HostBlock) -> list[HostBlock]:
+    """Returns the blocks up to a start, the first one first."""
+    path = [start]
+    while path[-1].parent is not None:
+        path.append(path[-1].parent)
+    path.reverse()
+    return path
