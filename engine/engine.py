@@ -14,6 +14,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.engine_parts import EngineParts
+from engine.files.neighbours import StartNeighbours
 from engine.files.start_files import StartFiles
 from engine.grammar.following import Following
 from engine.group.lockstep import Alone, Lockstep
@@ -52,12 +53,13 @@ class Engine:
         lockstep: Lockstep | None = None,
         start_up: StartUp | None = None,
         files: StartFiles | None = None,
+        neighbours: StartNeighbours | None = None,
     ) -> None:
         self.start_up = start_up or StartUp()
         self.config = config
         self.tp = tp
         self._lockstep = lockstep or Alone()
-        parts = EngineParts.make(config, tp, self.start_up, files)
+        parts = EngineParts.make(config, tp, self.start_up, files, neighbours)
         self.device = parts.device
         self.model = parts.model
         self.fingerprint = parts.fingerprint
@@ -70,7 +72,9 @@ class Engine:
         self._checks = parts.checks
         self._runner = parts.runner
         self._following = Following(self.grammars, self._runner)
-        self.tend = SessionCalls(self.scheduler.owned, self._checks, self._move).tend
+        self.host_pages = parts.store.pages
+        self.calls = SessionCalls(self.scheduler.owned, self._checks, self._move)
+        self.tend = self.calls.tend
         self._steps_ahead = config.resolve_steps_ahead(self.device)
         self._in_flight: deque[LaunchedStep] = deque()
         self._landed = Landed()
@@ -84,8 +88,7 @@ class Engine:
 
     def _start_counting(self) -> None:
         self._stats = EngineStats(self.config.num_positions - 1)
-        figures = self.scheduler.owned.tier_figures
-        self.measures = Measures(*figures, flops=self._sizes.token_range_flops)
+        self.measures = Measures(*self.scheduler.owned.tier_figures, flops=self._sizes.token_range_flops)
 
     def _get_ready(self) -> None:
         """Compiles the kernels and captures the graphs that steps run, so that no client's request waits for

@@ -14,6 +14,7 @@ from engine.config import EngineConfig
 from engine.cost.step_memory import StepMemory
 from engine.cost.step_size import StepSize
 from engine.files.file_tier import FileTier
+from engine.files.neighbours import NoNeighbours, StartNeighbours
 from engine.files.prompt_pace import PromptPace
 from engine.files.start_files import NoFiles, StartFiles, StartForm
 from engine.grammar.grammars import Grammars
@@ -68,10 +69,15 @@ class EngineParts:
 
     @classmethod
     def make(
-        cls, config: EngineConfig, tp: TensorParallel, start_up: StartUp, files: StartFiles | None = None
+        cls,
+        config: EngineConfig,
+        tp: TensorParallel,
+        start_up: StartUp,
+        files: StartFiles | None = None,
+        neighbours: StartNeighbours | None = None,
     ) -> EngineParts:
-        """Reads the weights and allocates the pools; ``start_up`` is told when each stage ends. ``files`` lie
-        behind host memory; None: there are none.
+        """Reads the weights and allocates the pools; ``start_up`` is told when each stage ends. ``files`` and
+        ``neighbours`` lie behind host memory; None: there are none.
 
         Raises :class:`wire.errors.ModelLoadError` if the checkpoint can't be loaded,
         :class:`wire.errors.ConfigError` if it does not allow the configuration, and
@@ -105,17 +111,20 @@ class EngineParts:
             grammars = Grammars(config.model_dir, vocab_size, eos_token_ids)
         tier = _make_tier(config, model_config, capacity, device)
         files = files or NoFiles()
-        file_tier = _make_file_tier(config, model_config, files, tier, device)
+        neighbours = neighbours or NoNeighbours()
+        file_tier = _make_file_tier(config, model_config, files, neighbours, tier, device)
         scheduler = _make_scheduler(
             config, model_config, demand.spec, capacity, digest, device, tier, file_tier
         )
-        if config.file_cache is not None:
-            files.open(_start_form(caches, tier.memory, digest))
+        if tier.memory.num_pages:
+            form = _start_form(caches, tier.memory, digest)
+            files.open(form)
+            neighbours.open(form)
         rows = RowTable(config.max_num_seqs, capacity.table_columns, config.num_positions)
         checks: Checks = Sanitizer(caches, scheduler, rows, tp) if config.sanitize else NoChecks()
         runner = StepRunner(config, model, caches, rows, capacity, checks)
         start_up.ended("pools")
-        store = HostStore(caches, tier.memory, files)
+        store = HostStore(caches, tier.memory, files, neighbours)
         return cls(
             *(device, model, digest, grammars, capacity, caches, _start_sizes(config, model_config)),
             *(scheduler, store, checks, runner),
@@ -221,12 +230,22 @@ def _make_tier(
 
 
 def _make_file_tier(
-    config: EngineConfig, model: ModelConfig, files: StartFiles, host: HostTier, device: torch.device
+    config: EngineConfig,
+    model: ModelConfig,
+    files: StartFiles,
+    neighbours: StartNeighbours,
+    host: HostTier,
+    device: torch.device,
 ) -> FileTier:
-    """Makes what decides about cached prefixes in files."""
+    """Makes what decides about cached prefixes in files and in other servers' host memory."""
     pace = PromptPace(_start_sizes(config, model), files.figures, device.type)
     wait_s = 0.0 if config.file_cache is None else config.file_cache.wait_s
-    return FileTier(host, files, compute_s=pace.seconds, wait_s=wait_s)
+    return FileTier(
+        *(host, files, neighbours),
+        compute_s=pace.seconds,
+        wait_s=wait_s,
+        neighbour_wait_s=config.neighbour_wait_s,
+    )
 
 
 def _start_form(caches: Caches, memory: HostMemory, fingerprint: str) -> StartForm:

@@ -11,6 +11,7 @@ from typing import TypeVar
 from engine.config import EngineConfig
 from engine.device_faults import start_faults
 from engine.engine import Engine
+from engine.files.neighbours import StartNeighbours
 from engine.files.start_files import NoFiles, StartFiles
 from engine.group.lockstep import GroupLockstep, LeadLockstep
 from engine.group.mesh import Listener
@@ -48,8 +49,10 @@ class EngineHost:
         reports: tuple[type, ...] = (),
         start_up: StartUp | None = None,
         files: StartFiles | None = None,
+        neighbours: StartNeighbours | None = None,
     ) -> None:
-        """Starts the other ranks, if there are any, and makes the engine. ``files`` keep cached prefixes.
+        """Starts the other ranks, if there are any, and makes the engine. ``files`` keep cached prefixes, and
+        ``neighbours`` are other servers that have some.
 
         ``on_leaving`` is called, on another thread, with the name of a rank that is about to stop: a
         data-parallel rank, or a rank of this server on another host. The other ranks can't compute without
@@ -59,6 +62,7 @@ class EngineHost:
         """The other tensor-parallel ranks, if there are any; they run ``rank_main``."""
         self._membership = Membership()
         self._files = files or NoFiles()
+        self._neighbours = neighbours
         if config.num_expert_ranks > 1:
             check_model(config)
         if config.tensor_parallel > 1:
@@ -110,7 +114,8 @@ class EngineHost:
     def _make_engine(self, config: EngineConfig, start_up: StartUp | None) -> Engine | LeadEngine:
         tp, group = self._membership.tp, self._group
         if self.ranks is None:
-            return Engine(config, tp, lockstep=group, start_up=start_up, files=self._files)
+            files, neighbours = self._files, self._neighbours
+            return Engine(config, tp, lockstep=group, start_up=start_up, files=files, neighbours=neighbours)
         lockstep = None if group is None else LeadLockstep(group, self.ranks.tell)
         engine = Engine(config, tp, lockstep=lockstep, start_up=start_up)
         if self._membership.mesh is not None and group is None:

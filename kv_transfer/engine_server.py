@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from engine.config import EngineConfig
+from engine.files.neighbours import StartNeighbours
 from engine.host import EngineHost
 from engine.step_result import StepResult
 from kv_transfer.files.file_store import FileStore
@@ -76,7 +77,8 @@ class EngineServerConfig:
 class EngineServer:
     """Runs an engine and describes it to others. Each service is a subclass that adds its own calls.
 
-    ``on_step`` is called on the engine's thread with the result of each step.
+    ``on_step`` is called on the engine's thread with the result of each step. ``neighbours``: other servers
+    from whose host memory cached prefixes may be read.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class EngineServer:
         start_up: StartUp,
         on_step: Callable[[StepResult], None],
         local_prefill: bool = False,
+        neighbours: StartNeighbours | None = None,
     ) -> None:
         self._incarnation = incarnation
         self._served_model_name = config.served_model_name
@@ -106,6 +109,7 @@ class EngineServer:
             reports=REPORTS,
             start_up=start_up,
             files=None if files is None else FileStore(files, incarnation, server.fail),
+            neighbours=neighbours,
         )
         self._engine = self._host.engine
 

@@ -53,6 +53,8 @@ class FileJob:
     """Pages of the state; empty: no state is moved."""
     place: int = 0
     """Why the state was kept (:class:`engine.memory.cached_start.Place`)."""
+    address: str = ""
+    """Address of the server from whose host memory the start is read; empty: it is read from files."""
 
     @property
     def start(self) -> bytes:
@@ -66,12 +68,12 @@ class FileJob:
 
 @dataclass(frozen=True)
 class FileJobs:
-    """What a plan asks of the files, after its copies to and from host memory."""
+    """What a plan asks of the files and of other servers, after its copies to and from host memory."""
 
     reads: tuple[FileJob, ...] = ()
     writes: tuple[FileJob, ...] = ()
     landed_pages: tuple[int, ...] = ()
-    """Pages that files have filled, and that hold starts since this plan."""
+    """Pages that were filled by reads, and that hold starts since this plan."""
 
 
 NO_JOBS = FileJobs()

@@ -18,7 +18,7 @@ from engine.schedule.cache_modes import CacheMode
 from engine.schedule.capacity import CapacityPlan
 from engine.schedule.one_part_caches import make_prefix_cache
 from engine.schedule.sessions import Sessions
-from telemetry.engine_metrics import FileCacheFigures, HostCacheFigures
+from telemetry.engine_metrics import FileCacheFigures, HostCacheFigures, NeighbourCacheFigures
 
 
 class Ownership:
@@ -49,8 +49,8 @@ class Ownership:
         self._rows = list(range(max_num_seqs - 1, -1, -1))
 
     @property
-    def tier_figures(self) -> tuple[HostCacheFigures, FileCacheFigures]:
-        return self.cache.tier.figures, self.files.figures
+    def tier_figures(self) -> tuple[HostCacheFigures, FileCacheFigures, NeighbourCacheFigures]:
+        return self.cache.tier.figures, self.files.figures, self.files.neighbour_figures
 
     @property
     def free_rows(self) -> Sequence[int]:
@@ -60,9 +60,15 @@ class Ownership:
     # --- taking ----------------------------------------------------------------------------------
 
     def fetch(self, request: Request) -> None:
-        """Begins to read from files what they have of a new request's prompt, if that pays."""
-        if self.files.is_on and request.ticket is None:
-            request.fetch = self.files.fetch(self._match(request), self._most_blocks(request))
+        """Begins to read from files, or from another server, what they have of a new request's prompt, if
+        that pays."""
+        address, num_tokens = "", 0
+        if request.neighbour is not None:
+            address, num_tokens = request.neighbour.address, request.neighbour.num_tokens
+        if request.ticket is None and self.files.may_read(address):
+            found, most_blocks = self._match(request), self._most_blocks(request)
+            num_blocks = num_tokens // self._plan.block_size
+            request.fetch = self.files.fetch(found, most_blocks, address, num_blocks)
 
     def _most_blocks(self, request: Request) -> int:
         """Returns the most blocks that a start may have which comes from another tier.

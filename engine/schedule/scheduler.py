@@ -416,7 +416,7 @@ class Scheduler:
         Preempted requests come before waiting ones.
         """
         waiting: Iterable[Request] = self.waiting.values()
-        if self.owned.files.is_on:
+        if self.owned.files.is_reading:
             waiting = [one for one in waiting if not self.owned.files.holds_up(one.fetch)]
         is_soon = self._step < self._last_short_prompt + SHORT_PROMPT_STEPS
         if is_soon and self._takes_steps(FEW_ROWS + 1):
