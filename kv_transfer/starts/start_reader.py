@@ -25,7 +25,7 @@ from kv_transfer.starts.page_digests import page_digests
 from kv_transfer.starts.start_transfer import Buffer, StartTransfer
 from telemetry.engine_metrics import NeighbourFailure
 from wire.errors import HandshakeError, TransferError, TwinfangError
-from wire.messages.neighbours import BorrowStart, LentStart
+from wire.messages.neighbours import BorrowReply, BorrowStart, LentStart
 
 log = logging.getLogger(__name__)
 
@@ -93,21 +93,11 @@ class StartReader:
     async def _read(
         self, job: FileJob, memory: HostBytes, settled: Callable[[], None], buffer: Buffer
     ) -> None:
-        try:
-            await self._read_into(job, memory, settled, buffer)
-        except Exception as error:
-            log.exception("a read of a cached prefix failed")
-            self._store.failed(job, "lost", repr(error))
-
-    async def _read_into(
-        self, job: FileJob, memory: HostBytes, settled: Callable[[], None], buffer: Buffer
-    ) -> None:
         began_s = time.monotonic()
-        lent = await self._borrow(job)
+        lent = await self._ready(job, settled)
         if lent is None:
             self._buffers.append(buffer)
             return
-        await asyncio.to_thread(settled)  # the device may still read what these pages held before
         ask_s = time.monotonic() - began_s
         error = await self._transfer(job, memory, lent, buffer)
         if error is None:
@@ -116,26 +106,39 @@ class StartReader:
         else:
             self._store.failed(job, _kind_of(error), error.message)
 
-    async def _borrow(self, job: FileJob) -> LentStart | None:
-        """Returns the loan of a job's start, whose server can be read now; None if there is none."""
+    async def _ready(self, job: FileJob, settled: Callable[[], None]) -> LentStart | None:
+        """Returns the loan of a job's start once it can be read into the job's pages.
+
+        None: that has failed, and the store knows it.
+        """
+        try:
+            reply = await self._borrow(job)
+            if reply.start is None:
+                kind = reply.why if reply.why in get_args(NeighbourFailure) else "gone"
+                self._store.failed(job, kind, "it is not lent")  # type: ignore[arg-type]
+                return None
+            await asyncio.to_thread(settled)  # the device may still read what these pages held before
+        except TwinfangError as error:
+            self._store.failed(job, _kind_of(error), error.message)
+            return None
+        except Exception as error:
+            log.exception("a read of a cached prefix failed")
+            self._store.failed(job, "lost", repr(error))
+            return None
+        return reply.start
+
+    async def _borrow(self, job: FileJob) -> BorrowReply:
+        """Asks for a job's start. If it is lent, its server can be read now."""
         form = self._form
         ask = BorrowStart(
             *(self._sink.introduction.incarnation, form.fingerprint, form.layout, form.page_bytes),
             *(job.start, len(job.block_pages)),
         )
-        try:
-            reply = await self._peers.borrow(job.address, ask, timeout_s=ASK_S)
-            lent = reply.start
-            if lent is None:
-                kind = reply.why if reply.why in get_args(NeighbourFailure) else "gone"
-                self._store.failed(job, kind, "it is not lent")  # type: ignore[arg-type]
-                return None
-            self._check(lent, job)
-            await self._peers.reach(job.address, lent.incarnation)
-        except TwinfangError as error:
-            self._store.failed(job, _kind_of(error), error.message)
-            return None
-        return lent
+        reply = await self._peers.borrow(job.address, ask, timeout_s=ASK_S)
+        if reply.start is not None:
+            self._check(reply.start, job)
+            await self._peers.reach(job.address, reply.start.incarnation)
+        return reply
 
     def _check(self, lent: LentStart, job: FileJob) -> None:
         """Raises :class:`TransferError` if a loan is not what was asked for, or names pages that the

@@ -67,7 +67,8 @@ def test_a_neighbour_frozen_before_it_is_asked(stack, published):
     body, expected = published
     stack.kill(LENDER, signal.SIGSTOP)
     assert exact(stack, body, expected) == 0
-    assert failures(stack, READER) == {"late": 1}
+    assert sum(failures(stack, READER).values()) == 1
+    assert failures(stack, READER).keys() <= {"late", "lost"}
     stack.kill(LENDER, signal.SIGCONT)
     stack.wait_until(stack.is_idle, "nothing is held")
 
