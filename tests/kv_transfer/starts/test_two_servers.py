@@ -9,11 +9,13 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.models import read_config
+from kv_transfer.starts.hand_over import TAKEN_SHARE
 from prefill_server.config import PrefillConfig
 from prefill_server.service import PrefillService
 from telemetry.start_up import StartUp
 from testing.checkpoints.families import make_family_checkpoint
 from testing.conditions import until
+from twinfang.stack.ports import free_ports
 from wire.messages.generation import PrefillReply, PrefillRequest, SetDraining
 from wire.messages.neighbours import Neighbour
 from wire.server import GrpcServer
@@ -68,8 +70,9 @@ class Server:
 
 
 @asynccontextmanager
-async def two_servers(model_dir, **settings):
-    servers = [Server(model_dir, "a", **settings), Server(model_dir, "b", **settings)]
+async def two_servers(model_dir, second=None, **settings):
+    """``second``: settings of the second server that differ."""
+    servers = [Server(model_dir, "a", **settings), Server(model_dir, "b", **{**settings, **(second or {})})]
     for server in servers:
         await server.start()
     try:
@@ -121,3 +124,45 @@ async def test_a_leaving_server_hands_over_what_it_has(tmp_path):
         await until(lambda: leaving.figures.lent_now_bytes == 0, "the loans have ended")
         assert [await heir.prefill(prompt) for prompt in prompts] == expected
         assert (await leaving.service.stats()).drain == "drained"
+
+
+async def test_a_server_that_stays_takes_a_part_of_its_host_memory_from_one_that_leaves(tmp_path):
+    model_dir = make_family_checkpoint(tmp_path / "nemotron-h", "nemotron-h")
+    small = {"host_cache_bytes": 2 << 20}
+    async with two_servers(model_dir, small) as (leaving, heir):
+        for seed in range(20, 32):
+            await leaving.prefill(prompt_of(seed))
+        await leaving.service.set_draining(SetDraining(True, heirs=(heir.address,)))
+        await until(lambda: not leaving.service._exchange.starts.is_handing_over, "all is offered")
+        assert 0 < heir.figures.read_bytes <= TAKEN_SHARE * small["host_cache_bytes"]
+        assert leaving.figures.handed_over == heir.figures.read
+        assert heir.figures.computed == 0
+        starts = heir.service._engine.scheduler.owned.cache.tier
+        assert 0 < starts.figures.used_bytes <= TAKEN_SHARE * small["host_cache_bytes"]
+
+
+async def test_a_drain_that_is_taken_back_hands_over_nothing_more(tmp_path):
+    model_dir = make_family_checkpoint(tmp_path / "nemotron-h", "nemotron-h")
+    async with two_servers(model_dir) as (leaving, heir):
+        await leaving.prefill(prompt_of(40))
+        nobody = f"127.0.0.1:{free_ports(1)[0]}"
+        await leaving.service.set_draining(SetDraining(True, heirs=(nobody,)))
+        await leaving.service.set_draining(SetDraining(False))
+        assert not leaving.service._exchange.starts.is_handing_over
+        await leaving.service.set_draining(SetDraining(True, heirs=(nobody, heir.address)))
+        await until(lambda: not leaving.service._exchange.starts.is_handing_over, "nobody is left to ask")
+        assert (await leaving.service.stats()).drain == "drained"
+
+
+@pytest.mark.exhaustive
+async def test_a_neighbour_whose_starts_have_another_form_is_a_miss(tmp_path):
+    model_dir = make_family_checkpoint(tmp_path / "nemotron-h", "nemotron-h")
+    async with two_servers(model_dir, {"mamba_ssm_cache_dtype": "bfloat16"}) as (lender, reader):
+        prompt = prompt_of(50)
+        await lender.prefill(prompt)
+        cached, _ = await lender.prefill(prompt)
+        assert (await reader.prefill(prompt, Neighbour(lender.address, cached)))[0] == 0
+        assert reader.figures.failures["form"] == 1
+        assert lender.figures.lent == 0
+        assert (await reader.prefill(prompt_of(51), Neighbour(lender.address, cached)))[0] == 0
+        assert sum(reader.figures.failures.values()) == 1, "it is not asked again"
