@@ -99,6 +99,8 @@ class EngineConfig:
     0: none."""
     file_cache: FileCache | None = None
     """Files behind host memory for cached prefixes (:mod:`engine.files`); None: none."""
+    neighbour_wait_s: float = 0.0
+    """A request waits this long for its prefix from another server, even if computing takes less time."""
     num_speculative: int = 0
     """k: tokens drafted in a step for each decoding request; 0 switches speculation off."""
     drafter: DrafterName | None = None
@@ -160,6 +162,8 @@ class EngineConfig:
                 raise ConfigError(f"`{setting}` must be one of {', '.join(get_args(dtype))}, got {value!r}")
         if (deadline_s := self.step_deadline_s) is not None and not 0 <= deadline_s < math.inf:
             raise ConfigError(f"`step_deadline_s` must be at least 0, got {deadline_s}")
+        if not 0 <= self.neighbour_wait_s < math.inf:
+            raise ConfigError(f"`neighbour_wait_s` must be at least 0, got {self.neighbour_wait_s}")
         self._check_state_block_size()
         check_tiers(self.role, self.cache_mode, self.host_cache_bytes, self.file_cache)
         self._check_speculation()

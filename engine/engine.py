@@ -14,6 +14,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.engine_parts import EngineParts
+from engine.files.neighbours import StartNeighbours
 from engine.files.start_files import StartFiles
 from engine.grammar.following import Following
 from engine.group.lockstep import Alone, Lockstep
@@ -53,12 +54,13 @@ class Engine:
         lockstep: Lockstep | None = None,
         start_up: StartUp | None = None,
         files: StartFiles | None = None,
+        neighbours: StartNeighbours | None = None,
     ) -> None:
         self.start_up = start_up or StartUp()
         self.config = config
         self.tp = tp
         self._lockstep = lockstep or Alone()
-        parts = EngineParts.make(config, tp, self.start_up, files)
+        parts = EngineParts.make(config, tp, self.start_up, files, neighbours)
         self.device = parts.device
         self.model = parts.model
         self.fingerprint = parts.fingerprint
@@ -71,9 +73,10 @@ class Engine:
         self._checks = parts.checks
         self._runner = parts.runner
         self._following = Following(self.grammars, self._runner)
-        self._files = parts.file_choices
-        self.file_news = parts.file_choices.news
-        self.tend = SessionCalls(self.scheduler.owned, self._checks, self._move).tend
+        self.file_choices = parts.file_choices
+        self.host_pages = parts.store.pages
+        self.calls = SessionCalls(self.scheduler.owned, self._checks, self._move)
+        self.tend = self.calls.tend
         self.bursts = Bursts(stream_interval(config, self.device))
         self._steps_ahead = config.resolve_steps_ahead(self.device)
         self._in_flight: deque[LaunchedStep] = deque()
@@ -88,8 +91,7 @@ class Engine:
 
     def _start_counting(self) -> None:
         self._stats = EngineStats(self.config.num_positions - 1)
-        figures = self.scheduler.owned.tier_figures
-        self.measures = Measures(*figures, flops=self._sizes.token_range_flops)
+        self.measures = Measures(*self.scheduler.owned.tier_figures, flops=self._sizes.token_range_flops)
 
     def _get_ready(self) -> None:
         """Compiles the kernels and captures the graphs that steps run, so that no client's request waits for
@@ -101,11 +103,8 @@ class Engine:
         self.start_up.ended("graphs")
         log.info(
             "engine ready: role=%s device=%s blocks=%d slots=%d cache_bytes=%d speculative=%d drafter=%s",
-            self.config.role,
-            self.device,
-            self.capacity.num_blocks - 1,
-            self.capacity.num_slots - 1,
-            self.capacity.num_bytes,
+            *(self.config.role, self.device),
+            *(self.capacity.num_blocks - 1, self.capacity.num_slots - 1, self.capacity.num_bytes),
             self.config.num_speculative,
             self.config.resolve_drafter(self.model.config),
         )
@@ -236,7 +235,7 @@ class Engine:
     @torch.inference_mode()
     def step(self) -> StepResult:
         """Admits requests, launches one batch, and reads back the steps that need not stay in flight."""
-        return self.step_with(self.grammar_news(), self.file_news())
+        return self.step_with(self.grammar_news(), self.file_choices.news())
 
     def grammar_news(self) -> tuple[GrammarNews, ...]:
         """Returns the masks and errors that arrived from the grammars since the last step."""
@@ -298,7 +297,7 @@ class Engine:
             landed.kept,
             self._to_give_up(plan),
             did_nothing=did_nothing,
-            wait_s=self._files.wait_s(),
+            wait_s=self.file_choices.wait_s(),
         )
 
     @torch.inference_mode()

@@ -15,6 +15,7 @@ from engine.cost.step_memory import StepMemory
 from engine.cost.step_size import StepSize
 from engine.files.file_choices import FileChoices
 from engine.files.file_tier import FileTier
+from engine.files.neighbours import NoNeighbours, StartNeighbours
 from engine.files.prompt_pace import PromptPace
 from engine.files.start_files import NoFiles, StartFiles, StartForm
 from engine.grammar.grammars import Grammars
@@ -72,10 +73,15 @@ class EngineParts:
 
     @classmethod
     def make(
-        cls, config: EngineConfig, tp: TensorParallel, start_up: StartUp, files: StartFiles | None = None
+        cls,
+        config: EngineConfig,
+        tp: TensorParallel,
+        start_up: StartUp,
+        files: StartFiles | None = None,
+        neighbours: StartNeighbours | None = None,
     ) -> EngineParts:
-        """Reads the weights and allocates the pools; ``start_up`` is told when each stage ends. ``files`` lie
-        behind host memory; None: there are none.
+        """Reads the weights and allocates the pools; ``start_up`` is told when each stage ends. ``files`` and
+        ``neighbours`` lie behind host memory; None: there are none.
 
         Raises :class:`wire.errors.ModelLoadError` if the checkpoint can't be loaded,
         :class:`wire.errors.ConfigError` if it does not allow the configuration, and
@@ -109,20 +115,24 @@ class EngineParts:
             grammars = Grammars(config.model_dir, vocab_size, eos_token_ids)
         tier = _make_tier(config, model_config, capacity, device)
         files = files or NoFiles()
-        file_tier = FileTier(tier, files.figures)
+        neighbours = neighbours or NoNeighbours()
+        file_tier = FileTier(tier, files.figures, neighbours.figures)
         scheduler = _make_scheduler(
             config, model_config, demand.spec, capacity, digest, device, tier, file_tier
         )
-        if config.file_cache is not None:
-            files.open(_start_form(caches, tier.memory, digest, tp))
+        if tier.memory.num_pages:
+            form = _start_form(caches, tier.memory, digest, tp)
+            files.open(form)
+            neighbours.open(form)
         rows = RowTable(config.max_num_seqs, capacity.table_columns, config.num_positions)
         checks: Checks = Sanitizer(caches, scheduler, rows, tp) if config.sanitize else NoChecks()
         runner = StepRunner(config, model, caches, rows, capacity, checks)
         start_up.ended("pools")
-        store = HostStore(caches, tier.memory, files)
+        store = HostStore(caches, tier.memory, files, neighbours)
         return cls(
             *(device, model, digest, grammars, capacity, caches, _start_sizes(config, model_config)),
-            *(scheduler, store, _make_choices(config, model_config, files, scheduler.owned, device)),
+            *(scheduler, store),
+            _make_choices(config, model_config, files, neighbours, scheduler.owned, device),
             *(checks, runner),
         )
 
@@ -227,15 +237,21 @@ def _make_tier(
 
 
 def _make_choices(
-    config: EngineConfig, model: ModelConfig, files: StartFiles, owned: Ownership, device: torch.device
+    config: EngineConfig,
+    model: ModelConfig,
+    files: StartFiles,
+    neighbours: StartNeighbours,
+    owned: Ownership,
+    device: torch.device,
 ) -> FileChoices:
-    """Makes what decides about cached prefixes in files."""
+    """Makes what decides about cached prefixes in files and in other servers' host memory."""
     pace = PromptPace(_start_sizes(config, model), files.figures, device.type)
     least_wait_s = 0.0 if config.file_cache is None else config.file_cache.wait_s
     return FileChoices(
-        *(owned.files, owned.cache.tier, files, owned.look_ups),
+        *(owned.files, owned.cache.tier, files, neighbours, owned.look_ups),
         compute_s=pace.seconds,
         least_wait_s=least_wait_s,
+        neighbour_wait_s=config.neighbour_wait_s,
     )
 
 

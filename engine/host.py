@@ -11,6 +11,7 @@ from typing import TypeVar
 from engine.config import EngineConfig
 from engine.device_faults import start_faults
 from engine.engine import Engine
+from engine.files.neighbours import StartNeighbours
 from engine.files.start_files import NoFiles, StartFiles
 from engine.group.lockstep import GroupLockstep, LeadLockstep
 from engine.group.mesh import Listener
@@ -52,9 +53,11 @@ class EngineHost:
         start_up: StartUp | None = None,
         files: MakeFiles = lambda ranks: NoFiles(),
         rank_files: MakeRankFiles = no_files,
+        neighbours: StartNeighbours | None = None,
     ) -> None:
         """Starts the other ranks, if there are any, and makes the engine. ``files`` and ``rank_files`` make
-        what keeps cached prefixes: for this process, and for each other rank.
+        what keeps cached prefixes: for this process, and for each other rank. ``neighbours`` are other
+        servers that have some.
 
         ``on_leaving`` is called, on another thread, with the name of a rank that is about to stop: a
         data-parallel rank, or a rank of this server on another host. The other ranks can't compute without
@@ -63,6 +66,7 @@ class EngineHost:
         self.ranks: RankProcesses | None = None
         """The other tensor-parallel ranks, if there are any; they run ``rank_main``."""
         self._membership = Membership()
+        self._neighbours = neighbours
         if config.num_expert_ranks > 1:
             check_model(config)
         if config.tensor_parallel > 1:
@@ -116,7 +120,8 @@ class EngineHost:
     def _make_engine(self, config: EngineConfig, start_up: StartUp | None) -> Engine | LeadEngine:
         tp, group = self._membership.tp, self._group
         if self.ranks is None:
-            return Engine(config, tp, lockstep=group, start_up=start_up, files=self._files)
+            files, neighbours = self._files, self._neighbours
+            return Engine(config, tp, lockstep=group, start_up=start_up, files=files, neighbours=neighbours)
         lockstep = None if group is None else LeadLockstep(group, self.ranks.tell)
         engine = Engine(config, tp, lockstep=lockstep, start_up=start_up, files=self._files)
         if self._membership.mesh is not None and group is None:

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Literal
 
 from engine.config import EngineConfig
+from engine.files.neighbours import StartNeighbours
 from engine.host import EngineHost
 from engine.step_result import StepResult
 from kv_transfer.ranks.files_of_ranks import server_files
@@ -79,7 +80,8 @@ class EngineServerConfig:
 class EngineServer:
     """Runs an engine and describes it to others. Each service is a subclass that adds its own calls.
 
-    ``on_step`` is called on the engine's thread with the result of each step.
+    ``on_step`` is called on the engine's thread with the result of each step. ``neighbours``: other servers
+    from whose host memory cached prefixes may be read.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class EngineServer:
         start_up: StartUp,
         on_step: Callable[[StepResult], None],
         local_prefill: bool = False,
+        neighbours: StartNeighbours | None = None,
     ) -> None:
         self._incarnation = incarnation
         self._served_model_name = config.served_model_name
@@ -109,6 +112,7 @@ class EngineServer:
             start_up=start_up,
             files=partial(server_files, config.engine.file_cache, incarnation, server.fail),
             rank_files=rank_files,
+            neighbours=neighbours,
         )
         self._engine = self._host.engine
 

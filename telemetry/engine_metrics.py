@@ -135,6 +135,36 @@ class FileCacheFigures:
         self.prompt_token_s = token_s
 
 
+NeighbourFailure = Literal["gone", "form", "limit", "damaged", "late", "lost"]
+"""Why a cached prefix could not be read from another server. ``gone``: that server has given it up. ``form``:
+its starts have another form. ``limit``: it lends as much as it may. ``damaged``: other bytes came than were
+lent. ``late``: it did not answer in time. ``lost``: it is out of reach, or its lease had ended."""
+
+
+@dataclass
+class NeighbourCacheFigures:
+    """Cached prefixes read from other servers' host memory, and lent to other servers, since the server's
+    start."""
+
+    read: int = 0
+    """Prefixes that were read into host memory; those that a leaving server offered are among them."""
+    read_bytes: int = 0
+    computed: int = 0
+    """Prefixes of other servers that were computed instead: reading would have taken longer, or there was no
+    room."""
+    late: int = 0
+    """Prefixes whose reading took longer than was expected, so that they were computed."""
+    lent: int = 0
+    lent_bytes: int = 0
+    lent_now_bytes: int = 0
+    """Bytes of host memory that other servers may be reading now, as if nothing was shared."""
+    handed_over: int = 0
+    """Prefixes that other servers took when this one was drained."""
+    failures: dict[NeighbourFailure, int] = field(
+        default_factory=lambda: dict.fromkeys(get_args(NeighbourFailure), 0)
+    )
+
+
 class Measures:
     """Counts and times since the server's start. The engine's thread writes them, any thread may read them.
     Times are in seconds."""
@@ -143,11 +173,13 @@ class Measures:
         self,
         host_cache: HostCacheFigures | None = None,
         file_cache: FileCacheFigures | None = None,
+        neighbour_cache: NeighbourCacheFigures | None = None,
         flops: Callable[[int, int], float] = lambda start, end: 0.0,
     ) -> None:
         """``flops`` returns the FLOP of computing the tokens of a prompt from one position to another."""
         self.host_cache = host_cache or HostCacheFigures()
         self.file_cache = file_cache or FileCacheFigures()
+        self.neighbour_cache = neighbour_cache or NeighbourCacheFigures()
         self._flops = flops
         self.steps: dict[tuple[StepKind, StepRun], int] = {
             ("decode", "graph"): 0,  # other kinds of steps have no graphs

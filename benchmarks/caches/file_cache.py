@@ -84,7 +84,7 @@ class Run:
         while cache.num_cached_states:
             cache._evict_for_slot()
         self.engine.step()
-        while self.engine._files.has_work:
+        while self.engine.file_choices.has_work:
             self.step()
 
     def close(self) -> None:

@@ -1,8 +1,10 @@
-"""Starts on their way between host memory and files. It has no clock, and looks at no file.
+"""Starts on their way between host memory and files, and from other servers. It has no clock, and looks at no
+file.
 
 * **Out.** A start is written from host memory, one at a time. It can't be given up before it is written.
-* **In.** For a request that has come, pages of host memory are reserved, and a start is read into them. From
-  there it is promoted like any other. The request waits until the start is there, or until it is late.
+* **In.** For a request that has come, pages of host memory are reserved, and a start is read into them, from
+  files or from another server's host memory. From there it is promoted like any other. The request waits
+  until the start is there, or until it is late.
 
 What is read, written and late, and what has ended, comes as :class:`wire.messages.ranks.FileNews`, before the
 plan of a step (:mod:`engine.files.file_choices`). With several ranks, all get the same news before the same
@@ -17,13 +19,13 @@ from dataclasses import dataclass
 from engine.files.start_files import NO_JOBS, FileJob, FileJobs
 from engine.memory.cached_start import HostBlock, Place, Reservation
 from engine.memory.host_tier import HostTier
-from telemetry.engine_metrics import FileCacheFigures
+from telemetry.engine_metrics import FileCacheFigures, NeighbourCacheFigures
 from wire.messages.ranks import FileJobEnded, FileNews, WriteToFiles
 
 
 @dataclass(eq=False)
 class Fetch:
-    """A start that is being read from files, for all requests that wait for it."""
+    """A start that is being read, for all requests that wait for it."""
 
     job: FileJob
     reserved: Reservation
@@ -37,9 +39,15 @@ class Fetch:
 class FileTier:
     """Owns the starts that are being read and written. Without news it does nothing."""
 
-    def __init__(self, host: HostTier, figures: FileCacheFigures | None = None) -> None:
+    def __init__(
+        self,
+        host: HostTier,
+        figures: FileCacheFigures | None = None,
+        neighbour_figures: NeighbourCacheFigures | None = None,
+    ) -> None:
         self._host = host
         self.figures = figures or FileCacheFigures()
+        self.neighbour_figures = neighbour_figures or NeighbourCacheFigures()
         self.arrived: list[bytes] = []
         """Keys of the starts that host memory has got since the last news: they are to be written."""
         self.writing: FileJob | None = None
@@ -98,22 +106,24 @@ class FileTier:
         )
         self._to_write.append(self.writing)
 
-    def fetch(self, number: int, keys: Sequence[bytes]) -> Fetch | None:
+    def figures_of(self, address: str) -> FileCacheFigures | NeighbourCacheFigures:
+        """Returns the counts of files, or of other servers if ``address`` is one's."""
+        return self.neighbour_figures if address else self.figures
+
+    def fetch(self, number: int, keys: Sequence[bytes], address: str = "") -> Fetch | None:
         """Begins to read the start behind the blocks with these keys, or lets one more request wait for it.
 
-        None if host memory has no room for it.
+        It is read from the server at ``address``; empty: from files. None if host memory has no room for it.
         """
         under_way = self.fetches.get(number)
         if under_way is not None:
             return under_way
         reserved = self._host.reserve(keys)
         if reserved is None:
-            self.figures.computed += 1
             return None
         parent = b"" if reserved.known is None else reserved.known.key
-        job = FileJob(
-            reserved.keys, parent, len(keys), reserved.block_pages, reserved.state_pages, number=number
-        )
+        pages = reserved.block_pages, reserved.state_pages
+        job = FileJob(reserved.keys, parent, len(keys), *pages, number=number, address=address)
         self._to_read.append(job)
         fetch = self.fetches[number] = Fetch(job, reserved)
         return fetch

@@ -57,6 +57,8 @@ class FileJob:
     """Why the state was kept (:class:`engine.memory.cached_start.Place`)."""
     number: int = 0
     """Names the job, on all ranks. What it has written keeps the number for ever."""
+    address: str = ""
+    """Address of the server from whose host memory the start is read; empty: it is read from files."""
 
     @property
     def start(self) -> bytes:
@@ -70,12 +72,12 @@ class FileJob:
 
 @dataclass(frozen=True)
 class FileJobs:
-    """What a plan asks of the files, after its copies to and from host memory."""
+    """What a plan asks of the files and of other servers, after its copies to and from host memory."""
 
     reads: tuple[FileJob, ...] = ()
     writes: tuple[FileJob, ...] = ()
     landed_pages: tuple[int, ...] = ()
-    """Pages that files have filled, and that hold starts since this plan."""
+    """Pages that were filled by reads, and that hold starts since this plan."""
 
 
 NO_JOBS = FileJobs()

@@ -120,8 +120,8 @@ class HostTier:
         self._num_dropped = 0
 
     def clear(self) -> None:
-        """Gives up everything but what is being written to files. Copies that no plan has taken yet are not
-        made."""
+        """Gives up everything but what is being written to files or is lent. Copies that no plan has taken
+        yet are not made."""
         for start in [*self._retained]:
             self.let_go(start)
         for start in [start for start in self._starts if not start.is_pinned]:
@@ -241,6 +241,15 @@ class HostTier:
         block = self._blocks.get(key)
         return block if block is not None and block.is_start else None
 
+    def usable(self, key: bytes) -> HostBlock | None:
+        """Returns the block with a key if a request can start at its end. Without states it always can."""
+        block = self._blocks.get(key)
+        return block if block is not None and self._serves(block) else None
+
+    def by_last_use(self) -> list[HostBlock]:
+        """Returns all starts: retained ones first, then the others, last used first."""
+        return [*self._retained, *reversed(self._starts)]
+
     def retain(self, start: HostBlock) -> None:
         """Keeps a start until :meth:`let_go`."""
         self._starts.pop(start, None)
@@ -252,7 +261,7 @@ class HostTier:
             self._retained.remove(start)
             self._used(start)
 
-    # --- from files and to files -----------------------------------------------------------------
+    # --- from and to what lies behind host memory ------------------------------------------------
 
     def num_missing_pages(self, keys: Sequence[bytes]) -> int:
         """Returns the number of pages that a start takes, besides the blocks that host memory has."""
@@ -310,11 +319,11 @@ class HostTier:
             self._trim(reserved.known)
 
     def pin(self, start: HostBlock) -> None:
-        """Keeps a start until :meth:`unpin`."""
-        start.is_pinned = True
+        """Keeps a start until :meth:`unpin` is called as often."""
+        start.num_pins += 1
 
     def unpin(self, start: HostBlock) -> None:
-        start.is_pinned = False
+        start.num_pins -= 1
 
     # --- from the device -------------------------------------------------------------------------
 

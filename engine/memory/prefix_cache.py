@@ -158,6 +158,16 @@ class PrefixCache:
         node = self._nodes.get(key)
         return None if node is None else node.state
 
+    def start(self, key: bytes) -> CachedBlock | None:
+        """Return the block with a key if a request can start at its end; None otherwise."""
+        node = self._nodes.get(key)
+        return node if node is not None and node.state is not None else None
+
+    def by_value(self) -> list[CachedBlock]:
+        """Return the blocks at whose ends requests can start, most valuable first, without outdated ones."""
+        states = [state for state in self._states if state not in self._outdated]
+        return [state.node for state in sorted(states, key=self._policy.value, reverse=True)]
+
     def outdate(self, key: bytes, session: str) -> bool:
         """Let a session's start at the end of a block be evicted before all others, from host memory too.
         Return whether there is one that no other request uses."""

@@ -79,7 +79,7 @@ class LeadEngine:
 
     def step(self) -> StepResult:
         news = self.own.grammar_news()  # only rank 0 waits for masks
-        files = self.own.file_news()  # and asks what has been read and written
+        files = self.own.file_choices.news()  # and asks what has been read and written
         self._tell(RunStep(news, files))
         return self.own.step_with(news, files)
 

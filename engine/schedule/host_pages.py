@@ -30,8 +30,13 @@ class HostPages:
         self._bytes = pinned_memory(memory.num_bytes, caches.device, "host_cache_bytes")
 
     @property
+    def tensor(self) -> torch.Tensor:
+        """All bytes, as NIXL registers them."""
+        return self._bytes
+
+    @property
     def memory(self) -> HostBytes:
-        """All pages, as files read and write them."""
+        """All pages, as files and other servers fill them."""
         return self._bytes.numpy().reshape(-1, self._page_bytes)
 
     def settled(self) -> Callable[[], None]:

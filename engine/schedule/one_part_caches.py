@@ -29,6 +29,13 @@ class BlockPrefixCache(PrefixCache):
     def _num_usable(self, nodes: Sequence[CachedBlock]) -> int:
         return len(nodes)
 
+    def start(self, key: bytes) -> CachedBlock | None:
+        return self._nodes.get(key)
+
+    def by_value(self) -> list[CachedBlock]:
+        leaves = [node for node in self._nodes.values() if not node.num_children]
+        return sorted(leaves, key=lambda node: node.last_used, reverse=True)
+
     def _enter(self, node: CachedBlock) -> None:
         self.journal.add(node.key)
         super()._enter(node)

@@ -6,6 +6,7 @@ Only this module gives them to requests and takes them back.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from engine.files.file_choices import LookUp
 from engine.files.file_tier import FileTier
@@ -19,7 +20,7 @@ from engine.schedule.cache_modes import CacheMode
 from engine.schedule.capacity import CapacityPlan
 from engine.schedule.one_part_caches import make_prefix_cache
 from engine.schedule.sessions import Sessions
-from telemetry.engine_metrics import FileCacheFigures, HostCacheFigures
+from telemetry.engine_metrics import FileCacheFigures, HostCacheFigures, NeighbourCacheFigures
 from wire.messages.ranks import FileNews
 
 
@@ -53,8 +54,8 @@ class Ownership:
         self._rows = list(range(max_num_seqs - 1, -1, -1))
 
     @property
-    def tier_figures(self) -> tuple[HostCacheFigures, FileCacheFigures]:
-        return self.cache.tier.figures, self.files.figures
+    def tier_figures(self) -> tuple[HostCacheFigures, FileCacheFigures, NeighbourCacheFigures]:
+        return self.cache.tier.figures, self.files.figures, self.files.neighbour_figures
 
     @property
     def free_rows(self) -> Sequence[int]:
@@ -64,21 +65,31 @@ class Ownership:
     # --- taking ----------------------------------------------------------------------------------
 
     def came(self, request: Request) -> None:
-        """Notes a new request: before the next step its prompt is looked up in files."""
+        """Notes a new request: before the next step its prompt is looked up in files and other servers."""
         if request.ticket is None:
             self._newcomers[request.request_id] = request
 
-    def look_ups(self) -> Iterator[LookUp]:
-        """Yields what the device has of the new requests' prompts."""
+    def look_ups(self, *, has_neighbour: bool) -> Iterator[LookUp]:
+        """Yields what the device has of the new requests' prompts; with ``has_neighbour``, only of those of
+        which another server has something."""
         for name, request in self._newcomers.items():
-            yield LookUp(name, self._match(request), self._most_blocks(request))
+            neighbour = request.neighbour
+            if neighbour is not None:
+                num_blocks = neighbour.num_tokens // self._plan.block_size
+                lookup = LookUp(name, self._match(request), self._most_blocks(request))
+                yield replace(lookup, address=neighbour.address, num_blocks=num_blocks)
+            elif not has_neighbour:
+                yield LookUp(name, self._match(request), self._most_blocks(request))
 
     def take_file_news(self, news: FileNews | None) -> None:
         """Takes what rank 0 has decided about files before the plan that is about to be made."""
         self.files.take_news(news)
         for read in () if news is None else news.reads:
             request = self._newcomers[read.request_id]
-            request.fetch = self.files.fetch(read.number, self._match(request).keys[: read.num_blocks])
+            keys = self._match(request).keys[: read.num_blocks]
+            request.fetch = self.files.fetch(read.number, keys, read.address)
+            if request.fetch is None:
+                self.files.figures_of(read.address).computed += 1
         self._newcomers.clear()
 
     def _most_blocks(self, request: Request) -> int:

@@ -117,7 +117,7 @@ class Filing:
         until = time.monotonic() + DEADLINE_S
         while True:
             self.step()
-            if not self.own._files.has_work:
+            if not self.own.file_choices.has_work:
                 return
             assert time.monotonic() < until, "the files have not settled"
 

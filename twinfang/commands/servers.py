@@ -48,6 +48,7 @@ def prepare_prefill(values: argparse.Namespace) -> Callable[[], None]:
 
     identity = identity_files(values)
     engine = _engine_config(values, "prefill", nodes=find_nodes(values, os.environ, identity))
+    engine = replace(engine, neighbour_wait_s=values.neighbour_wait)
     _check_pools(engine)
     if engine.nodes.rank > 0:
         return _other_host(engine)

@@ -96,6 +96,8 @@ class ReadFromFiles:
     number: int
     request_id: str
     num_blocks: int
+    address: str = ""
+    """The server from whose host memory they are read; empty: they are in files."""
 
 
 @message
