@@ -1,17 +1,18 @@
-"""What running answers notice of tiers: time of a token while cached prompts move to host memory, back, and to
-files.
+"""What running answers notice of tiers: the time of a token while cached prompts move to host memory, back,
+and to files.
 
     python -m benchmarks.caches.beside_tiers --publish     # a minute
 
-Eight answers run. Measured is the time of an engine's step, which is the time of a token of each answer, and the
-CPU time of the engine's own thread in it.
+Eight answers run. Measured is the time of an engine's step, which is the time of a token of each answer, and
+the CPU time of the engine's own thread in it.
 
-* **Turns**: beside the answers, 32 conversations take turns as fast as the engine computes them. One engine has
-  room for four of them: each turn brings a conversation back from host memory, and another one leaves the
+* **Turns**: beside the answers, 32 conversations take turns as fast as the engine computes them. One engine
+  has room for four of them: each turn brings a conversation back from host memory, and another one leaves the
   device and is written to files. The other engine has room for all, and no tiers. Both compute the same rows.
-* **Decode steps**: nothing but the answers. In every second run of steps, files are written as fast as they may.
+* **Decode steps**: nothing but the answers. In every second run of steps, files are written as fast as they
+  may.
 
-The files' thread has the other core. Windows of both sides take turns; a pair is two windows of the same work.
+The files' thread has the other core. Windows of both sides take turns; a pair is two windows of equal work.
 """
 
 from __future__ import annotations
@@ -161,9 +162,7 @@ def conversations(seed: int) -> Iterator[list[int]]:
     def new_tokens(count: int) -> list[int]:
         return [choose.randint(FIRST_TOKEN_ID, LAST_TOKEN_ID) for _ in range(count)]
 
-    sessions = [
-        new_tokens(FIRST_PROMPT + index % NUM_TURNS * TURN_TOKENS) for index in range(NUM_SESSIONS)
-    ]
+    sessions = [new_tokens(FIRST_PROMPT + index % NUM_TURNS * TURN_TOKENS) for index in range(NUM_SESSIONS)]
     while True:
         order = list(range(NUM_SESSIONS))
         choose.shuffle(order)
@@ -201,7 +200,9 @@ def beside_turns(model: Path, directory: Path, seed: int) -> dict[str, Any]:
             windows[name].append(sides[name].turns(work))
             spent_s += (time.perf_counter() - start) * (name == "with")
     after = vars(measures.host_cache) | {"written_bytes": measures.file_cache.written_bytes}
-    rates = {name: (after[name] - before[name]) / spent_s for name in ("promoted", "demoted", "written_bytes")}
+    rates = {
+        name: (after[name] - before[name]) / spent_s for name in ("promoted", "demoted", "written_bytes")
+    }
     for side in sides.values():
         side.close()
     return _row(windows) | {
@@ -280,8 +281,8 @@ def section(figures: dict[str, Any]) -> str:
     return (
         f"{markdown(head, lines)}\n\nMedians of {NUM_PAIRS} pairs. A second had "
         f"{turns['turns_per_s']:.0f} turns, {turns['promoted_per_s']:.0f} prompts back from host memory, "
-        f"{turns['demoted_per_s']:.0f} to it, and {turns['written_mb_per_s']:.1f} MB into files; beside nothing "
-        f"else, {figures['decode']['written_mb_per_s']:.1f} MB into files. {machine_['processor']}, "
+        f"{turns['demoted_per_s']:.0f} to it, and {turns['written_mb_per_s']:.1f} MB into files; beside "
+        f"nothing else, {figures['decode']['written_mb_per_s']:.1f} MB into files. {machine_['processor']}, "
         f"{machine_['cores']} cores, load {machine_['load_average']:.1f} before the run."
     )
 

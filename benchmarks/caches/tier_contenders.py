@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, ClassVar, Protocol
 
 import httpx
 
@@ -180,7 +180,7 @@ class Theirs:
     vllm: Vllm
     title: str = "vLLM"
 
-    WAYS = {
+    WAYS: ClassVar[dict[str, str]] = {
         "offloading to host memory": "--enable-prefix-caching --kv-offloading-size 4 "
         "--kv-offloading-backend native",
         "prefix caching": "--enable-prefix-caching",

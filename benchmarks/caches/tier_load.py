@@ -1,5 +1,5 @@
-"""Conversations of more clients than a device has room for: every contender gets the same prompts, in the same
-order, one at a time."""
+"""Conversations of more clients than a device has room for: every contender gets the same prompts, in the
+same order, one at a time."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Conversations of 32 clients on a device with room for four: time to first token with host memory, with files,
-without both, and with vLLM.
+"""Conversations of 32 clients on a device with room for four: time to first token with host memory, with
+files, without both, and with vLLM.
 
     python -m benchmarks.caches.tiers --vllm /path/to/venv --publish
     python -m benchmarks.caches.tiers --sessions 6 --turns 4 --models bundled       # a look
@@ -40,8 +40,8 @@ from benchmarks.side_by_side.progress import BusyError, only_run_in
 from twinfang.bench.machine import machine
 
 SIZES = {"bundled": (400, 120, 40), "120m": (128, 32, 8)}
-"""Tokens of the first prompt, new ones of each turn, and of each answer, by model. A prompt of the large model
-takes 1.2 ms of two cores a token."""
+"""Tokens of the first prompt, new ones of each turn, and of each answer, by model. A prompt of the large
+model takes 1.2 ms of two cores a token."""
 
 
 @dataclass
@@ -193,7 +193,9 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--vllm", type=Path, metavar="VENV", help="environment with vLLM; default: the PATH's")
+    parser.add_argument(
+        "--vllm", type=Path, metavar="VENV", help="environment with vLLM; default: the PATH's"
+    )
     parser.add_argument("--models", type=lambda text: several(list(SIZES), text), default=list(SIZES))
     parser.add_argument("--sessions", type=int, default=NUM_SESSIONS)
     parser.add_argument("--turns", type=int, default=NUM_TURNS, help="an even number")

@@ -207,7 +207,8 @@ async def timed_prompt(
     """Sends a prompt and reads the answer.
 
     The request's time runs from ``sent``, by default from now. If ``keep`` is given, the server is asked for
-    token ids, and all events go there. ``fields`` are further ones of the body. Raises :class:`LoadError`, and :class:`RefusedError`.
+    token ids, and all events go there. ``fields`` are further ones of the body. Raises :class:`LoadError`,
+    and :class:`RefusedError`.
     """
     body = {
         "model": model,

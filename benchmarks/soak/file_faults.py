@@ -1,5 +1,5 @@
-"""What happens to the files of cached prompts: damage between two lives of a server, a removed directory, a full
-disk."""
+"""What happens to the files of cached prompts: damage between two lives of a server, a removed directory,
+a full disk."""
 
 from __future__ import annotations
 

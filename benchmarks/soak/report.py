@@ -133,7 +133,9 @@ def _tiers(counts: dict[str, int]) -> str:
     words = {name.removesuffix("_prefixes_total"): count for name, count in counts.items()}
     moved = {name.replace("_cache_", ": "): n for name, n in words.items() if "_total" not in name}
     failed = {
-        f"files {name.partition(' ')[2]}": n for name, n in words.items() if name.startswith("file_cache_fail")
+        f"files {name.partition(' ')[2]}": n
+        for name, n in words.items()
+        if name.startswith("file_cache_fail")
     }
     return _counted(moved | failed)
 

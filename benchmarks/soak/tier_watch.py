@@ -21,7 +21,9 @@ TIMEOUT_S = 2.0
 MOST_MORE_BYTES = 64 << 20
 """By which a process may grow from one pause to the last one of its life."""
 MOST_MORE_DESCRIPTORS = 32
-_COUNTER = re.compile(r"^twinfang_((?:host|file)_cache_\w+_total)(?:\{kind=\"(\w+)\"\})? (\S+)$", re.MULTILINE)
+_COUNTER = re.compile(
+    r"^twinfang_((?:host|file)_cache_\w+_total)(?:\{kind=\"(\w+)\"\})? (\S+)$", re.MULTILINE
+)
 
 Life = tuple[str, int]
 """A process's name and pid."""

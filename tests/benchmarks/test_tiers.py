@@ -67,9 +67,7 @@ def report():
         "files": visit("host memory for 8, and files", 6.0, 96.0),
         "vllm": visit("vLLM", 70.0, 0.0, [refusal]),
     }
-    models = {
-        name: {"title": f"{name} model", "contenders": contenders} for name in ("bundled", "120m")
-    }
+    models = {name: {"title": f"{name} model", "contenders": contenders} for name in ("bundled", "120m")}
     machine = {"processor": "a processor", "cores": 2}
     return {"machine": machine, "sessions": NUM_SESSIONS, "models": models, "failures": []}
 
