@@ -93,13 +93,13 @@ class HostPages:
 
         ``places`` are those of the pages in ``memory``, counted in pages. The last one may be cut short.
         """
-        size, first = self._page_bytes, 0
+        size, first, num_bytes = self._page_bytes, 0, memory.numel()
         for index in range(1, len(pages) + 1):
             if index < len(pages) and (
                 pages[index] - pages[index - 1] == places[index] - places[index - 1] == 1
             ):
                 continue
-            begin, end = places[first] * size, min((places[index - 1] + 1) * size, len(memory))
+            begin, end = places[first] * size, min((places[index - 1] + 1) * size, num_bytes)
             page = (pages[first] - 1) * size  # page 0 is the null page
             yield self._bytes[page : page + end - begin], memory[begin:end]
             first = index
