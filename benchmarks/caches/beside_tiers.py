@@ -49,7 +49,10 @@ FIRST_PROMPT, TURN_TOKENS = 400, 160
 STATES_EACH = 3
 TURNS_EACH, STEPS_EACH = 64, 80
 """Turns, or decode steps, of a window."""
-WARM_TURNS = 2 * NUM_SESSIONS
+HOST_BYTES = 96 << 20
+"""Room for the conversations, and for few that have ended."""
+WARM_TURNS = 6 * NUM_SESSIONS
+"""Then host memory is full. Its first use costs more: the system clears its pages."""
 MOST_TOKENS = FIRST_PROMPT + NUM_TURNS * TURN_TOKENS
 WRITE_PAGES = 64
 FIRST_TOKEN_ID, LAST_TOKEN_ID = 5, 900
@@ -179,7 +182,7 @@ def beside_turns(model: Path, directory: Path, seed: int) -> dict[str, Any]:
     tiered = Side(
         model,
         num_sessions=ROOM_FOR_SESSIONS,
-        host_bytes=256 << 20,
+        host_bytes=HOST_BYTES,
         files=FileCache(directory, 4 << 30),
     )
     sides = {"without": Side(model, num_sessions=NUM_SESSIONS), "with": tiered}
