@@ -40,10 +40,11 @@ class BlockPrefixCache(PrefixCache):
         self.journal.add(node.key)
         super()._enter(node)
 
-    def _remove(self, node: CachedBlock) -> None:
-        self.tier.demote(node)
-        self.journal.remove(node.key)
-        super()._remove(node)
+    def _remove(self, tail: Sequence[CachedBlock]) -> None:
+        for node in tail:
+            self.tier.demote(node)
+            self.journal.remove(node.key)
+        super()._remove(tail)
 
 
 class StatePrefixCache(PrefixCache):
@@ -65,7 +66,7 @@ class StatePrefixCache(PrefixCache):
 
     def _offer_block(self, node: CachedBlock) -> None:
         while node.num_users == 0 and node.num_children == 0 and node.state is None:
-            self._remove(node)
+            self._remove([node])
             if node.parent is None:
                 return
             node = node.parent

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.soak.lineups import TIERS
 from benchmarks.soak.report import figures, section
 from benchmarks.soak.run import Settings, soak
 
@@ -23,3 +24,17 @@ def test_answers_are_right_and_everything_is_given_back_whatever_fails(seconds, 
     assert report["right"] > 50
     assert sum(report["faults"].values()) > 5
     assert sum(report["retries"].values()) > 0, "no fault struck a request"
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(600)
+def test_answers_are_right_while_tiers_move_prompts_and_their_files_are_damaged(tmp_path):
+    """Host memory and files behind a small device. Some of the counts are lost with each killed server."""
+    result = soak(replace(SETTINGS, lineup=TIERS), tmp_path)
+    report = figures(result, {"processor": "", "cores": 0, "load_average": 0.0})
+    print(section(report))
+    assert result.is_good, report
+    assert report["right"] > 50
+    assert sum(report["faults"].values()) > 5
+    for name in ("host_cache_demoted", "host_cache_promoted", "file_cache_written", "file_cache_read"):
+        assert result.tiers[f"{name}_prefixes_total"] > 0, result.tiers
