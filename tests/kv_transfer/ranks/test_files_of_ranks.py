@@ -31,6 +31,10 @@ def folders(directory, form):
     return sorted(paths, key=lambda path: form.layout[:12] not in path.name)
 
 
+def segments(folder):
+    return sorted(folder.glob("*.segment"))
+
+
 def fill(model_dir, files, prompts, **more):
     """Run prompts until all that host memory has is in files. Returns the answers, and the form of rank 0."""
     with filing(model_dir, files, **TWO, **more) as one:
@@ -75,9 +79,38 @@ def check_restart(model_dir, files, prompts, **more):
         check_nothing_is_owned(again)
 
 
-def test_two_ranks_that_start_again_find_what_they_have_written(bundled_model, tmp_path):
-    check_restart(bundled_model, settings(tmp_path), conversations(8, 1))
-    assert len(list(tmp_path.iterdir())) == 2
+def test_two_ranks_that_start_again_find_what_both_have(bundled_model, tmp_path):
+    """Rank 1 has lost one segment. And no message speaks of files when nothing happens to them."""
+    prompts, files = conversations(8, 1), settings(tmp_path, num_bytes=4 << 20)
+    expected, form = fill(bundled_model, files, prompts)
+    own, other = folders(tmp_path, form)
+    assert len(segments(own)) == len(segments(other)) > 4
+    segments(other)[0].unlink()
+    with filing(bundled_model, files, **TWO) as again:
+        num_written = len(segments(own))
+        assert again.figures.incomplete == 1
+        found = again.run(prompts)
+        assert answers(found) == expected
+        assert again.figures.read == num_written - 1
+        assert again.figures.total("read_bytes") == 2 * again.figures.read_bytes
+        assert not any(again.figures.all_failures().values()), again.figures
+        again.settle()
+        again.check_ranks_agree()
+        check_nothing_is_owned(again)
+        check_nothing_is_told(again)
+
+
+def check_nothing_is_told(one):
+    """While an answer is generated, neither rank 0's nor rank 1's messages speak of files."""
+    told, reports = [], []
+    tell, take = one.ranks.tell, one.files._take
+    one.engine._tell = lambda call: (told.append(call), tell(call))
+    one.ranks.listen(lambda rank, news: (reports.append(news), take(rank, news)), RankFileNews)
+    one.run([[5, 6, 7]])
+    steps = [call for call in told if isinstance(call, RunStep)]
+    assert len(steps) >= NUM_TOKENS
+    assert [call.files for call in steps if call.files is not None] == []
+    assert reports == []
 
 
 @pytest.mark.exhaustive
@@ -99,10 +132,6 @@ def filled(bundled_model, tmp_path_factory):
     directory = tmp_path_factory.mktemp("filled")
     prompts = conversations(8, 1, seed=6)
     return directory, prompts, *fill(bundled_model, settings(directory), prompts)
-
-
-def segments(folder):
-    return sorted(folder.glob("*.segment"))
 
 
 def remove(folder):
@@ -142,16 +171,9 @@ def check_damaged(model_dir, directory, prompts, expected, *, is_all_lost):
     return figures
 
 
-@pytest.mark.parametrize(
-    ("rank", "damage"),
-    [
-        (1, remove),
-        *(
-            pytest.param(rank, damage, marks=pytest.mark.exhaustive)
-            for rank, damage in [(0, remove), (0, flip), (1, flip), (0, truncate), (1, truncate)]
-        ),
-    ],
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("damage", [remove, flip, truncate])
 def test_what_one_rank_has_lost_is_a_miss_on_both(bundled_model, tmp_path, filled, rank, damage):
     directory, prompts, expected, form = filled
     copy = shutil.copytree(directory, tmp_path / "copy")
@@ -162,6 +184,7 @@ def test_what_one_rank_has_lost_is_a_miss_on_both(bundled_model, tmp_path, fille
     assert bool(kinds) == (damage is not remove)
 
 
+@pytest.mark.exhaustive
 def test_shares_of_different_writes_are_not_mixed(bundled_model, tmp_path, filled):
     """The same prompts were written twice. Rank 0 has what the first write has left, rank 1 the second."""
     directory, prompts, expected, form = filled
@@ -268,20 +291,3 @@ def test_a_server_that_is_killed_while_it_writes_leaves_nothing_wrong(bundled_mo
         again.settle()
         again.check_ranks_agree()
         check_nothing_is_owned(again)
-
-
-def test_a_rank_tells_nothing_while_nothing_happens(bundled_model, tmp_path):
-    """No message of rank 0 or rank 1 speaks of files while an answer is generated."""
-    prompts = conversations(1, 1, seed=10)
-    with filing(bundled_model, settings(tmp_path), **TWO) as one:
-        one.run(prompts)
-        one.settle()
-        told, reports = [], []
-        tell, take = one.ranks.tell, one.files._take
-        one.engine._tell = lambda call: (told.append(call), tell(call))
-        one.ranks.listen(lambda rank, news: (reports.append(news), take(rank, news)), RankFileNews)
-        one.run([[5, 6, 7]])
-        steps = [call for call in told if isinstance(call, RunStep)]
-        assert len(steps) >= NUM_TOKENS
-        assert [call.files for call in steps if call.files is not None] == []
-        assert reports == []
