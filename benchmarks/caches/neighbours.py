@@ -2,9 +2,9 @@
 
     python -m benchmarks.caches.neighbours --json benchmarks/results/neighbours.json
 
-Two prefill servers, a decode server and a router. Prompts of several lengths are sent to one prefill server,
-and then to the other one, which reads them from the first. Measured is the time to the first token at the
-client, in turn with prompts of the same length that no server has. Then the first server is drained, with
+Two prefill servers, a decode server and a router. Prompts of several lengths are sent to one prefill
+server, and then to the other one, which reads them from the first. Measured is the time to the first token at
+the client, in turn with prompts of the same length that no server has. Then the first server is drained, with
 other prompts, and they are asked for at the server that stays.
 """
 

@@ -16,6 +16,7 @@ from typing import get_args
 import torch
 
 from engine.files.start_files import FileJob, HostBytes, StartForm
+from engine.memory.cached_start import Place
 from kv_transfer.nixl.agent import region_of
 from kv_transfer.nixl.transfer_thread import TransferThread
 from kv_transfer.reads.peers import Peers
@@ -102,7 +103,7 @@ class StartReader:
         error = await self._transfer(job, memory, lent, buffer)
         if error is None:
             read_s = time.monotonic() - began_s - ask_s
-            self._store.was_read(job, lent.place, ask_s=ask_s, read_s=read_s)
+            self._store.was_read(job, _place_of(lent), ask_s=ask_s, read_s=read_s)
         else:
             self._store.failed(job, _kind_of(error), error.message)
 
@@ -148,6 +149,8 @@ class StartReader:
         most = lent.region.num_bytes // self._form.page_bytes
         if lent.region.memory != "DRAM" or max((*lent.block_pages, *lent.state_pages), default=0) > most:
             raise TransferError("the loan names pages that do not exist", cause="ticket_refused")
+        if lent.region.address + lent.region.num_bytes > 1 << 64:
+            raise TransferError("the loan's memory ends past the last address", cause="ticket_refused")
 
     async def _transfer(
         self, job: FileJob, memory: HostBytes, lent: LentStart, buffer: Buffer
@@ -176,6 +179,11 @@ class StartReader:
 
         self._thread.post(begin)
         return await outcome
+
+
+def _place_of(lent: LentStart) -> Place:
+    """Returns why a state was kept; a later release may know further reasons."""
+    return Place(lent.place) if lent.place in iter(Place) else Place.INNER
 
 
 def _kind_of(error: TwinfangError) -> NeighbourFailure:

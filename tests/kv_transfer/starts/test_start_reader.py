@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from engine.files.start_files import FileJob, StartForm
+from engine.memory.cached_start import Place
 from kv_transfer.starts import neighbour_store
 from kv_transfer.starts.neighbour_store import FIRST_ASK_S, MAX_PAUSED, NeighbourStore
-from kv_transfer.starts.start_reader import NUM_BUFFERS, StartReader
+from kv_transfer.starts.start_reader import NUM_BUFFERS, StartReader, _place_of
 from wire.errors import DeadlineError, HandshakeError, UnavailableError
 from wire.messages.handoff import Region
 from wire.messages.neighbours import BorrowReply, LentStart
@@ -22,8 +23,9 @@ JOB = FileJob((b"k" * 16,) * 2, b"", 2, (1, 2), (3, 4), address=ADDRESS)
 MEMORY = np.zeros((8, 64), dtype=np.uint8)
 
 
-def lent(block_pages=(5, 6), state_pages=(7, 8), num_bytes=8 * 64, memory="DRAM"):
-    return LentStart("bb", 1, 1, 10.0, Region(4096, num_bytes, 0, memory), block_pages, state_pages, 0)
+def lent(block_pages=(5, 6), state_pages=(7, 8), address=4096, memory="DRAM", place=0):
+    region = Region(address, 8 * 64, 0, memory)
+    return LentStart("bb", 1, 1, 10.0, region, block_pages, state_pages, place)
 
 
 class ScriptedPeers:
@@ -75,6 +77,7 @@ async def failure_of(answer):
         (BorrowReply(lent(state_pages=())), "form", False),
         (BorrowReply(lent(block_pages=(5, 9))), "form", False),
         (BorrowReply(lent(memory="VRAM")), "form", False),
+        (BorrowReply(lent(address=(1 << 64) - 64)), "form", False),
         (BorrowReply(lent()), "form", False),
         (UnavailableError("nobody is there"), "lost", False),
         (DeadlineError("no answer"), "late", False),
@@ -114,3 +117,9 @@ def test_the_servers_that_are_left_alone_are_bounded():
     for number in range(2 * MAX_PAUSED):
         store.failed(FileJob((), b"", 0, (), (), address=f"10.0.0.2:{number}"), "lost", "away")
     assert len(store._paused_until_s) == MAX_PAUSED
+
+
+def test_a_reason_of_a_later_release_to_keep_a_state_does_no_harm():
+    assert [_place_of(lent(place=place)) for place in (0, 8, 9, -1)] == [
+        *(Place.END, Place.BRANCH, Place.INNER, Place.INNER)
+    ]
