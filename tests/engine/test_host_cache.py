@@ -165,7 +165,6 @@ def test_a_start_whose_bytes_changed_in_host_memory_is_found(bundled_model, part
     tier = tier_of(engine)
     start = next(iter(tier._starts))
     page = start.page if part == "block" else start.state_pages[0]
-    size = tier.memory.page_bytes
     engine.host_pages.memory[page - 1, 0] ^= 1
     with pytest.raises(SanitizerError):
         run(engine, [prompt + prompt for prompt in prompts], 1)
