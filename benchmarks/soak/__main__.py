@@ -71,7 +71,7 @@ def main() -> int:
         folder.mkdir(parents=True, exist_ok=True)
         try:
             result = soak(settings_of(options), folder, say=lambda line: print(line, flush=True))
-        except SoakError as error:
+        except (SoakError, PermissionError) as error:
             print(f"the soak can't begin: {error}", file=sys.stderr)
             return 1
     report = figures(result, before)

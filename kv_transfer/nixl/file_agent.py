@@ -18,6 +18,8 @@ from wire.errors import TransferError
 
 PAUSE_S, MAX_PAUSE_S = 20e-6, 1e-3
 """Pause between two looks at a transfer; it doubles each time."""
+WRITE_PAUSE_S = 5e-4
+"""The first one of a write, for which nobody waits. Each look takes the interpreter's lock."""
 
 
 class FileAgent:
@@ -67,7 +69,8 @@ class FileAgent:
             memory = self._agent.get_xfer_descs([(self._address, num_bytes, 0)], "DRAM")
             file = self._agent.get_xfer_descs([(offset, num_bytes, fd)], "FILE")
             handle = self._agent.initialize_xfer(operation, memory, file, self._name)
-            state = self._wait(handle, self._agent.transfer(handle), time.monotonic() + deadline_s)
+            pause_s = PAUSE_S if operation == "READ" else WRITE_PAUSE_S
+            state = self._wait(handle, self._agent.transfer(handle), pause_s, time.monotonic() + deadline_s)
             if state == "PROC":
                 self._stuck = handle
                 raise TransferError(f"a {operation} of {num_bytes} bytes took more than {deadline_s:g} s")
@@ -77,8 +80,7 @@ class FileAgent:
         if state != "DONE":
             raise TransferError(f"a {operation} of {num_bytes} bytes failed")
 
-    def _wait(self, handle: Any, state: str, until_s: float) -> str:
-        pause_s = PAUSE_S
+    def _wait(self, handle: Any, state: str, pause_s: float, until_s: float) -> str:
         while state == "PROC" and time.monotonic() < until_s:
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, MAX_PAUSE_S)
