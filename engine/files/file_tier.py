@@ -43,6 +43,10 @@ class Fetch:
             self.until_s = now_s + self.limit_s
         return now_s < self.until_s
 
+    def most_s(self, now_s: float) -> float:
+        """Returns for how long a request waits at most from now on."""
+        return self.limit_s if self.until_s is None else self.until_s - now_s
+
 
 class FileTier:
     """Moves starts between host memory and files. Without files it does nothing.
@@ -164,11 +168,11 @@ class FileTier:
         length = longest_start(self._files, keys, known)
         if not length:
             return None
-        under_way = self._fetches.get(keys[length - 1])
-        if under_way is not None:
-            return under_way
-        num_pages = self._host.num_missing_pages(keys[:length])
         limit_s = max(self._compute_s(known, length), self._wait_s)
+        under_way = self._fetches.get(keys[length - 1])
+        if under_way is not None:  # it may be for a request that has more to compute
+            return under_way if under_way.most_s(self._clock()) <= limit_s else None
+        num_pages = self._host.num_missing_pages(keys[:length])
         if self._files.seconds(num_pages) > limit_s:
             self.figures.computed += 1
             return None
