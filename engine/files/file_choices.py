@@ -14,6 +14,7 @@ differ between ranks. So rank 0 alone decides, and tells the others (:mod:`engin
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -166,8 +167,11 @@ class FileChoices:
             if not length:
                 continue
             key = one.found.keys[length - 1]
+            limit_s = self._most_s(known, length, address)
             if key not in under_way:
-                under_way[key] = self._begin(one.found.keys[:length], known, address)
+                under_way[key] = self._begin(one.found.keys[:length], address, limit_s)
+            elif self._left_s(under_way[key]) > limit_s:
+                continue  # what is under way is for a request that has more to compute, or for none
             number = under_way[key]
             if number and number not in ended:  # what has ended is in host memory now, or of no use
                 reads.append(ReadFromFiles(number, one.request_id, length, address))
@@ -185,13 +189,21 @@ class FileChoices:
             return known, one.num_blocks, one.address
         return known, in_files, ""
 
-    def _begin(self, keys: Sequence[bytes], known: int, address: str) -> int:
+    def _most_s(self, known: int, length: int, address: str) -> float:
+        """Returns for how long a request waits at most for a start that is read."""
+        least_s = self._neighbour_wait_s if address else self._least_wait_s
+        return max(self._compute_s(known, length), least_s)
+
+    def _left_s(self, number: int) -> float:
+        """Returns for how long requests wait at most from now on for what is being read."""
+        if number in self._limit_s or not number:
+            return self._limit_s.get(number, 0.0)
+        return self._until_s.get(number, math.inf) - self._clock()
+
+    def _begin(self, keys: Sequence[bytes], address: str, limit_s: float) -> int:
         """Returns the number of a new read; 0 if reading is expected to take too long."""
         source = self._neighbours if address else self._files
-        limit_s = max(
-            self._compute_s(known, len(keys)), self._neighbour_wait_s if address else self._least_wait_s
-        )
-        if source.seconds(self._host.num_missing_pages(keys)) > limit_s:
+        if not limit_s or source.seconds(self._host.num_missing_pages(keys)) > limit_s:
             source.figures.computed += 1
             return 0
         number = self._new_number()

@@ -241,7 +241,10 @@ class Scheduler:
         decode_rows, restless_rows, swap_out = self._plan_decode_rows()
         forks, admitted, swap_in = ([], [], []) if swap_out else self._admit()
         is_short_of_blocks = bool(swap_out)
-        if not swap_out and (giver := self._giver) is not None and giver.num_in_flight == 0:
+        giver = None if swap_out else self._giver
+        # What this plan copies to a request's memory, or from it, comes after what leaves the pools.
+        moved = {one.request_id for one in admitted} | {fork.source.request_id for fork in forks}
+        if giver is not None and giver.num_in_flight == 0 and giver.request_id not in moved:
             swap_out.append(self._preempt(giver))
             decode_rows = [row for row in decode_rows if row.request is not giver]
             restless_rows = [row for row in restless_rows if row.request is not giver]

@@ -178,13 +178,13 @@ class FileIndex:
             rest += one.following or ()
             one.following = None
 
-    def pages_of(self, keys: Sequence[bytes], *, num_state_pages: int) -> list[Page] | None:
-        """Returns where the pages of these blocks are, and behind them those of the last one's state.
+    def pages_of(self, start: bytes, keys: Sequence[bytes], *, num_state_pages: int) -> list[Page] | None:
+        """Returns where the pages of these blocks are, and behind them those of the state behind block
+        ``start``.
 
-        None if one of them is gone.
+        There may be no blocks to read: then the state alone is. None if one of them is gone.
         """
         pages: list[Page] = []
-        block: FileBlock | None = None
         for key in keys:
             block = self._blocks.get(key)
             if block is None:
@@ -192,6 +192,7 @@ class FileIndex:
             if self._has_kv:
                 pages.append(Page(block.contents, block.record, block.page))
         if num_state_pages:
+            block = self._blocks.get(start)
             if block is None or block.state is None:
                 return None
             contents, record = block.state

@@ -254,7 +254,7 @@ class FileStore:
         self._end(job, is_done=is_done, is_write=False, place=self.index.place_of(job.start))
 
     def _read_pages(self, job: FileJob, memory: HostBytes) -> bool:
-        pages = self.index.pages_of(job.keys, num_state_pages=len(job.state_pages))
+        pages = self.index.pages_of(job.start, job.keys, num_state_pages=len(job.state_pages))
         if pages is None:
             self._failed("gone", "a cached prefix was given up before it was read")
             return False

@@ -7,13 +7,10 @@ import pytest
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.models import read_config
-from engine.parallel.tensor_parallel import ALONE, TensorParallel
-from testing.checkpoints.random_checkpoint import DENSE, WITH_MOE, make_checkpoint
 from testing.engines.handing_over import hand_over
 from testing.engines.handing_over import make_engine as make_one_of_two
 from testing.engines.handing_over import run as run_decode
-from testing.engines.leading import lead_engine
-from testing.engines.shared_prefixes import answers, prompts_with_shared_prefixes, run
+from testing.engines.shared_prefixes import answers, run
 from wire.errors import ConfigError, SanitizerError
 
 BLOCK = 8
@@ -21,18 +18,18 @@ FEW = {"max_num_seqs": 2, "max_batch_tokens": 64, "max_model_len": 256, "block_s
 """Settings of a device that has room for few starts."""
 
 
-def settings_of(mode, model_dir, *, role="both", tp=ALONE, **more):
+def settings_of(mode, model_dir, *, role="both", **more):
     """Return settings with the least memory that the configuration allows on the device, and much on the
     host."""
     settings = {**FEW, "cache_mode": mode, **more}
     if mode != "none":
         settings = {"cached_states": 2, "host_cache_bytes": 64 << 20, **settings}
     config = EngineConfig(model_dir, role, device="cpu", **settings)
-    return {"cache_memory_bytes": config.demand(read_config(model_dir), tp).min_bytes, **settings}
+    return {"cache_memory_bytes": config.demand(read_config(model_dir)).min_bytes, **settings}
 
 
 def make(mode, model_dir, **more):
-    more.setdefault("sanitize", not more.get("steps_ahead"))
+    more.setdefault("sanitize", True)
     return Engine(EngineConfig(model_dir, "both", device="cpu", **settings_of(mode, model_dir, **more)))
 
 
@@ -76,50 +73,6 @@ def check(model_dir, mode, prompts, **more):
 def test_tokens_are_those_of_an_engine_without_a_cache(bundled_model, mode, k):
     more = {"num_speculative": k, "drafter": "ngram" if k else None}
     check(bundled_model, mode, conversations(4, 2, seed=k), **more)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("k", [0, 3])
-@pytest.mark.parametrize("formats", [{}, {"kv_cache_dtype": "fp8"}, {"mamba_ssm_cache_dtype": "bfloat16"}])
-@pytest.mark.parametrize(
-    "places",
-    [{"mode": "align"}, {"mode": "all"}, {"mode": "all", "state_block_size": 64}, {"mode": "all", "lru": 1}],
-    ids=str,
-)
-@pytest.mark.parametrize(("model", "steps_ahead"), [("bundled", 0), ("dense", 1), ("moe", 0)])
-def test_tokens_with_every_format_placement_and_drafts(
-    bundled_model, tmp_path, model, places, formats, steps_ahead, k
-):
-    model_dir = bundled_model
-    if model != "bundled":
-        model_dir = make_checkpoint(tmp_path / model, {"dense": DENSE, "moe": WITH_MOE}[model], seed=3)
-    places = dict(places)
-    mode, more = places.pop("mode"), {"cache_policy": "lru"} if places.pop("lru", False) else {}
-    prompts = conversations(6, 4, seed=k) + prompts_with_shared_prefixes(20, seed=k)
-    if formats.get("mamba_ssm_cache_dtype"):
-        prompts = [prompt * 3 for prompt in prompts if len(prompt) <= 80]  # states lie 64 tokens apart
-        more["max_batch_tokens"] = 128
-    more |= {"num_speculative": k, "drafter": "ngram" if k else None, "steps_ahead": steps_ahead}
-    expected = answers(run(make("none", model_dir, **more, **formats), prompts, 2))
-    engine = make(mode, model_dir, **more, **places, **formats)
-    assert answers(run(engine, prompts, 2)) == expected
-    assert answers(run(engine, prompts, 2)) == expected
-    assert tier_of(engine).figures.promoted > 5
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("mode", ["align", "all"])
-def test_ranks_demote_and_promote_alike(tmp_path, mode):
-    model_dir = make_checkpoint(tmp_path / "dense", DENSE, seed=3)
-    prompts = conversations(5, 4, seed=1)
-    expected = answers(run(make("none", model_dir), prompts, 2))
-    settings = settings_of(mode, model_dir, tp=TensorParallel(0, 2))
-    with lead_engine(model_dir, 2, **settings) as engine:
-        owned = engine.own.scheduler.owned
-        assert answers(run(engine, prompts, 2)) == expected
-        assert answers(run(engine, prompts, 2)) == expected
-        assert owned.cache.tier.figures.promoted > 5
-        assert engine.measures.host_cache is owned.cache.tier.figures
 
 
 @pytest.mark.parametrize("mode", ["all", pytest.param("align", marks=pytest.mark.exhaustive)])

@@ -1,8 +1,14 @@
-"""All memory has exactly one owner, whatever requests do (:mod:`testing.engines.random_lives`)."""
+"""All memory has exactly one owner, whatever requests do (:mod:`testing.lives.lives`)."""
 
 import pytest
 
-from testing.engines.random_lives import run_lives
+from testing.lives.lives import run_lives
+
+HAPPENS = (
+    *("asked of files", "waits", "read done", "read failed", "write done", "write failed"),
+    *("segment dropped", "restart"),
+)
+"""What random lives with files are about."""
 
 
 @pytest.mark.parametrize("num_positions", [1, 2, 4])
@@ -31,28 +37,37 @@ def test_random_lives_of_a_model_without_states_or_without_kv(members, num_posit
     run_lives(12, num_positions=num_positions, **members)
 
 
+TIERS = [
+    {"mode": "align", "num_positions": 1},
+    {"mode": "align", "policy": "value", "num_positions": 4},
+    {"mode": "all", "num_positions": 2},
+    {"mode": "all", "policy": "value", "num_positions": 4},
+    {"mode": "all", "has_kv": False},
+    {"mode": "all", "has_state": False},
+]
+
+
 @pytest.mark.parametrize(
-    "members",
-    [
-        {"mode": "align", "num_positions": 1},
-        {"mode": "all", "policy": "value", "num_positions": 4},
-        {"mode": "all", "has_kv": False},
-        {"mode": "all", "has_state": False},
-    ],
-    ids=lambda members: " ".join(f"{name} {value}" for name, value in members.items()),
+    "members", TIERS, ids=lambda members: " ".join(f"{name} {value}" for name, value in members.items())
 )
-def test_random_lives_with_prefixes_in_host_memory(members):
-    run_lives(8, has_tier=True, **members)
+def test_random_lives_with_prefixes_in_host_memory_and_in_files(members):
+    """Six times 50 lives of up to 50 rules: 15,000 steps."""
+    seen = run_lives(50, has_tier=True, has_files=True, **members)
+    assert all(seen[name] for name in HAPPENS), seen
 
 
 @pytest.mark.exhaustive
+@pytest.mark.parametrize("has_files", [False, True])
 @pytest.mark.parametrize("num_positions", [1, 2, 4])
 @pytest.mark.parametrize(("mode", "policy"), [("align", "lru"), ("all", "lru"), ("all", "value")])
 @pytest.mark.parametrize(("has_kv", "has_state"), [(True, True), (False, True), (True, False)])
-def test_more_random_lives_with_prefixes_in_host_memory(mode, policy, num_positions, has_kv, has_state):
+def test_more_random_lives_with_prefixes_on_several_tiers(
+    mode, policy, num_positions, has_kv, has_state, has_files
+):
     run_lives(
-        30,
+        60,
         has_tier=True,
+        has_files=has_files,
         mode=mode,
         policy=policy if has_state else "lru",
         num_positions=num_positions,

@@ -66,19 +66,6 @@ def test_a_server_that_starts_again_finds_what_it_has_written(bundled_model, tmp
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("mode", ["all", "align"])
-@pytest.mark.parametrize("k", [0, 3])
-@pytest.mark.parametrize("formats", [{}, {"kv_cache_dtype": "fp8"}])
-@pytest.mark.parametrize("is_encrypted", [False, True])
-def test_tokens_with_every_mode_format_and_drafts(bundled_model, tmp_path, mode, k, formats, is_encrypted):
-    key_file = tmp_path / "key"
-    key_file.write_text("ab" * 32)
-    files = settings(tmp_path / "files", key_file=key_file if is_encrypted else None)
-    more = {"num_speculative": k, "drafter": "ngram" if k else None, "cache_mode": mode, **formats}
-    check_restart(bundled_model, files, conversations(6, 3, seed=k), **more)
-
-
-@pytest.mark.exhaustive
 @pytest.mark.parametrize("model", ["llama", "mamba-2", "qwen3-next", "falcon-h1"])
 def test_models_of_other_families_and_those_with_kv_or_states_alone(tmp_path, model):
     model_dir = make_family_checkpoint(tmp_path / "model", model, seed=3)

@@ -9,8 +9,23 @@ Every use is checked, so an index that is stale, freed early or given out twice 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
+
+from testing.lives.file_side import reservations, writing
+from wire.messages.prefixes import following_keys, root_key
 
 JUNK = "junk"
+SALTS = ("", "x")
+"""The cache salts that requests have."""
+
+
+@lru_cache(maxsize=100_000)
+def key_of(salt, prefix, block_size):
+    """Return the key of the last block of a prefix."""
+    before = root_key("", salt)
+    if len(prefix) > block_size:
+        before = key_of(salt, prefix[:-block_size], block_size)
+    return following_keys(before, prefix[-block_size:], block_size)[0]
 
 
 def answer_length(request):
@@ -56,11 +71,12 @@ class Flight:
 
 
 class ModelledDevice:
-    """Pools, row tables and steps. ``luck`` decides how many drafts there are and how many of them are
-    right."""
+    """Pools, row tables and steps. ``luck`` decides how many drafts there are and how many of them are right.
+    ``files`` lie behind host memory."""
 
-    def __init__(self, owned, *, num_positions, block_size, luck):
+    def __init__(self, owned, *, num_positions, block_size, luck, files=None):
         self.owned = owned
+        self.files = files
         self.num_positions = num_positions
         self.block_size = block_size
         self.luck = luck
@@ -72,16 +88,23 @@ class ModelledDevice:
         self.host = {}
         self.pages = {}
         """Contents of pages of host memory."""
+        self.tags = {}
+        """Contents of pages when the device gave them up, as the sanitizer remembers them."""
         self.flights = []
         self.freed_slots = set()
         self.freed_blocks = set()
         owned.slots.on_free(lambda slot: self._note_freed("slots", slot))
         owned.blocks.on_free(lambda block_id: self._note_freed("blocks", block_id))
+        if files is not None:
+            owned.cache.tier._pages.on_free(self._check_not_busy)
 
     def _note_freed(self, kind, index):
         for flight in self.flights:
             assert index not in getattr(flight, kind), f"{kind} {index}: freed while a step may still use it"
         getattr(self, f"freed_{kind}").add(index)
+
+    def _check_not_busy(self, page):
+        assert self.files is None or page not in self.files.busy, f"page {page}: files are at work there"
 
     # --- between steps ---------------------------------------------------------------------------
 
@@ -90,10 +113,13 @@ class ModelledDevice:
         junk."""
         for row in plan.left_rows:
             self.rows.pop(row, None)
-        assert not (plan.swap_out and self.flights), "what is in flight may still write what is moved"
+        in_flight = {row.request.request_id for flight in self.flights for row in flight.plan.rows}
         for swap in plan.swap_out:
+            assert swap.request_id not in in_flight, "what is in flight may still write what is moved"
             kept = [list(self.blocks[block_id]) for block_id in swap.block_ids]
             self.host[swap.request_id] = (kept, self.slots[swap.slot])
+        for page in plan.file_jobs.landed_pages:
+            self.tags.pop(page, None)
         for copy in plan.host_copies.demoted:
             self._demote(copy)
         for slot in self.freed_slots:
@@ -114,15 +140,22 @@ class ModelledDevice:
             for block_id, content in zip(swap.block_ids, kept, strict=True):
                 self.blocks[block_id] = list(content)
             self._set_state(swap.slot, state)
+        for job in plan.file_jobs.reads:
+            self.files.read(job, self.pages)
+        for job in plan.file_jobs.writes:
+            self.files.write(job, self.pages)
 
     def _demote(self, copy):
-        for block_id, page in zip(copy.block_ids, copy.block_pages, strict=True):
-            self.pages[page] = list(self.blocks[block_id])
-        for part, page in enumerate(copy.state_pages):
-            self.pages[page] = (part, self.slots[copy.slot])
+        contents = [list(self.blocks[block_id]) for block_id in copy.block_ids]
+        contents += [(part, self.slots[copy.slot]) for part in range(len(copy.state_pages))]
+        for page, content in zip((*copy.block_pages, *copy.state_pages), contents, strict=True):
+            self._check_not_busy(page)
+            self.pages[page] = self.tags[page] = content
 
     def _promote(self, copy):
         """Copy back. What is overwritten belonged to nobody, or to the request that the start is for."""
+        for page in (*copy.block_pages, *copy.state_pages):
+            assert page not in self.tags or self.pages[page] == self.tags[page], "other bytes than it got"
         for block_id, page in zip(copy.block_ids, copy.block_pages, strict=True):
             assert not any(block_id in flight.blocks for flight in self.flights)
             self.blocks[block_id] = list(self.pages[page])
@@ -207,8 +240,10 @@ class ModelledDevice:
         """Check that each page of host memory has one owner, and that each block there leads to a start."""
         tier = self.owned.cache.tier
         blocks = list(tier._blocks.values())
+        reserved, being_written = reservations(self.owned), writing(self.owned)
         pages = [block.page for block in blocks if self.has_kv]
         pages += [page for block in blocks for page in block.state_pages]
+        pages += [page for one in reserved for page in (*one.block_pages, *one.state_pages)]
         assert len(set(pages)) == len(pages) == tier._pages.capacity - tier._pages.num_free
         assert 0 not in pages
         starts = {*tier._starts, *tier._retained}
@@ -216,17 +251,20 @@ class ModelledDevice:
         for block in blocks:
             assert tier._blocks[block.key] is block
             assert block.parent is None or tier._blocks.get(block.parent.key) is block.parent
-            assert block.num_children == sum(one.parent is block for one in blocks)
+            num_children = sum(one.parent is block for one in blocks)
+            assert block.num_children == num_children + sum(one.known is block for one in reserved)
             assert block.num_children or block.is_start
+            assert block.is_pinned == (block is being_written)
             assert block.is_start == (block in starts)
             assert bool(block.state_pages) == (block.is_start and self.has_state)
         assert all(tier._blocks[block.key] is block for block in starts)
+        assert being_written is None or being_written in starts
         assert not tier._demoted
         assert not tier._promoted
 
     def check_host(self):
-        """Check that each block in host memory holds the tokens that follow its parent's tokens, and that
-        each state there is the state after its tokens."""
+        """Check that each block in host memory holds the tokens that follow its parent's tokens, that each
+        state there is the state after its tokens, and that keys are those of these tokens."""
         tier = self.owned.cache.tier
         prefixes = {None: ()}
         for block in sorted(tier._blocks.values(), key=lambda one: one.num_blocks):
@@ -240,6 +278,9 @@ class ModelledDevice:
                 found = self._state_in(block.state_pages)
                 assert len(found) == block.num_blocks * self.block_size
                 assert not self.has_kv or found == prefixes[block]
+                prefixes[block] = found
+            if block in prefixes:
+                assert block.key in {key_of(salt, prefixes[block], self.block_size) for salt in SALTS}
 
     # --- a step ----------------------------------------------------------------------------------
 
