@@ -58,6 +58,26 @@ class RowOutcome:
     tokens: list[int] = field(default_factory=list)
     length: int = 0
     state_slot: int = 0
+    num_steps: int = 1
+    newest: int = 0
+    """Tokens accepted by the last step of a burst that accepted any; 0: all of them."""
+
+
+def together(outcomes):
+    """Return the outcome of one row in all steps of a burst."""
+    if len(outcomes) == 1:
+        return outcomes[0]
+    gained = [one for one in outcomes if one.accepted]
+    if not gained:
+        return RowOutcome(num_steps=len(outcomes))
+    last = gained[-1]
+    return RowOutcome(
+        sum(one.accepted for one in gained),
+        all(one.is_finite for one in gained),
+        [token for one in gained for token in one.tokens],
+        *(last.length, last.state_slot),
+        *(len(outcomes), last.accepted),
+    )
 
 
 @dataclass

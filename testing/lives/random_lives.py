@@ -4,8 +4,8 @@ one owner.
 A modelled device computes the steps (:mod:`testing.lives.modelled_device`): it writes into each slot which
 prefix its state belongs to, into each block which tokens it holds, and junk behind rejected drafts. Files are
 modelled too (:mod:`testing.lives.modelled_files`): a read or a write moves a page at a time, between any two
-events. The machine moves requests as the engine does, with one step launched before the last is read back or
-none. Time passes only when it says so.
+events. The machine moves requests as the engine does: with one step launched before the last is read back,
+with none, or in bursts. Time passes only when it says so.
 """
 
 import random
@@ -23,11 +23,13 @@ from engine.request import Request
 from engine.schedule.cache_modes import make_cache_mode
 from engine.schedule.capacity import CapacityPlan
 from engine.schedule.scheduler import Scheduler
+from engine.schedule.step_plan import StepPlan
 from engine.session_calls import SessionCalls
+from engine.step.burst import MAX_STEPS
 from engine.step.checks import NoChecks
 from testing.lives.file_rules import FileRules
 from testing.lives.invariants import BLOCK, assert_owns_nothing
-from testing.lives.modelled_device import ModelledDevice, answer_length
+from testing.lives.modelled_device import ModelledDevice, answer_length, together
 from wire.messages.handoff import Ticket
 from wire.messages.sampling_params import SamplingParams
 from wire.messages.sessions import NAME_BYTES, SessionAction, TendSession
@@ -40,6 +42,14 @@ TRANSFER_ENDS = ("landed", "landed", "landed", "late", "failed")
 PICK = st.integers(0, 99)
 """Picks one of those that there are."""
 SIZES = StartSizes(BLOCK, block_bytes=1, slot_bytes=1, token_flops=100.0, pair_flops=1.0)
+
+
+def _later(plan, number):
+    """The rows of a burst's step: each earlier one has brought at least one token."""
+    if not number:
+        return plan
+    rows = [row._replace(num_before=row.num_before + number) for row in plan.decode_rows]
+    return StepPlan(rows, [])
 
 
 class LivesOfRequests(FileRules):
@@ -58,7 +68,9 @@ class LivesOfRequests(FileRules):
         seed=st.integers(0, 1 << 16),
         host=st.tuples(st.integers(4, 60), st.integers(1, 3), st.integers(1, 30)),
         speeds=st.tuples(
-            st.sampled_from([0.0, 0.125, 0.5]), st.sampled_from([0.125, 0.5, 2.0]), st.sampled_from([0.0, 4.0])
+            st.sampled_from([0.0, 0.125, 0.5]),
+            st.sampled_from([0.125, 0.5, 2.0]),
+            st.sampled_from([0.0, 4.0]),
         ),
         segments=st.tuples(st.integers(1, 4), st.integers(2, 8)),
     )
@@ -96,6 +108,7 @@ class LivesOfRequests(FileRules):
             max_num_seqs=self.max_num_seqs,
             max_batch_tokens=self.budget,
             num_positions=self.num_positions,
+            burst_steps=MAX_STEPS if self.has_bursts else 1,
         )
         owned = self.scheduler.owned
         self.device = ModelledDevice(
@@ -108,6 +121,8 @@ class LivesOfRequests(FileRules):
         self.tend_session = SessionCalls(owned, NoChecks(), self.device.move).tend
         self.make_choices(owned)
         self.transfers = []
+        self.launches = []
+        """The number of steps of each plan that is in flight."""
         self.waits = {}
         """Since when requests wait that could have been admitted, by their ids."""
 
@@ -143,9 +158,24 @@ class LivesOfRequests(FileRules):
         assert not any(request in plan.prefilled for request in damaged)
         self.check_plan(plan)
         if not plan.is_empty:
-            self.device.launch(plan)
-            self.scheduler.launched(plan)
+            self.launch(plan)
         self.land_all(but=0 if plan.is_empty else self.steps_ahead)
+
+    @property
+    def has_bursts(self):
+        """Whether decode steps follow each other without a plan, in every second life."""
+        return self.steps_ahead == 0 and self.seed % 2 == 0
+
+    def launch(self, plan):
+        num_steps = 1
+        if self.has_bursts:
+            most = min(MAX_STEPS, self.scheduler.decode.num_calm_steps(plan))
+            num_steps = self.device.luck.randint(1, most)
+        for number in range(num_steps):
+            self.device.launch(_later(plan, number))
+        self.scheduler.launched(plan, num_steps)
+        self.launches.append(num_steps)
+        self.seen["bursts"] += num_steps > 1
 
     def check_plan(self, plan):
         assert all(row.is_decode for row in plan.decode_rows)
@@ -158,14 +188,16 @@ class LivesOfRequests(FileRules):
         assert num_tokens + sum(row.num_new for row in plan.prefill_rows) <= self.budget
 
     def land_all(self, but=0):
-        while len(self.device.flights) > but:
-            flight = self.device.flights[0]
-            rows = list(zip(flight.plan.rows, flight.outcomes, strict=True))
+        while len(self.launches) > but:
+            num_steps = self.launches.pop(0)
+            flights = self.device.flights[:num_steps]
+            outcomes = [together(steps) for steps in zip(*(one.outcomes for one in flights), strict=True)]
+            rows = list(zip(flights[0].plan.rows, outcomes, strict=True))
             for row, outcome in rows:
                 if row.request.finish_reason is None and row.samples and outcome.is_finite:
                     row.request.tokens += outcome.tokens
             # The step is over. What its successors in flight use is still watched.
-            self.device.flights.pop(0)
+            del self.device.flights[:num_steps]
             for row, outcome in rows:
                 if row.request.finish_reason is None:
                     self.land(row, outcome)
@@ -178,7 +210,9 @@ class LivesOfRequests(FileRules):
             self.scheduler.owned.give_up(row)
             self.leave(request)
             return
-        self.scheduler.landed(row, outcome.accepted)
+        self.scheduler.landed(
+            row, outcome.accepted, num_steps=outcome.num_steps, newest=outcome.newest or None
+        )
         assert request.num_computed == outcome.length
         assert request.memory.state_slot == outcome.state_slot
         ahead = [r.num_new for f in self.device.flights for r in f.plan.rows if r.request is request]
