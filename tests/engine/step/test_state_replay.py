@@ -195,6 +195,7 @@ def test_a_kept_state_is_complete_though_a_later_step_is_in_flight(models, ahead
 def test_answers_go_on_where_they_move_to(models, mode, num_steps):
     """To a server that replays, and to one with a slot for every position."""
     settings = {"cache_mode": mode, "max_num_seqs": 3, "num_speculative": K, "drafter": "ngram"}
+    settings["stream_interval_s"] = 0.0  # so many steps, not bursts
     first, second = (make_engine(models["bundled"], "both", **settings, **REPLAY) for _ in range(2))
     third = make_engine(models["bundled"], "both", **settings, **SLOTS)
     params = SamplingParams(max_tokens=80, temperature=0)
@@ -257,9 +258,9 @@ def test_a_chunk_follows_a_decode_row_of_the_same_prompt(models):
     kinds = set()
     launch = engine._runner.launch
 
-    def noted(plan, shape):
+    def noted(plan, *arguments):
         kinds.update(row.is_decode for row in plan.rows if row.end < row.request.num_given)
-        return launch(plan, shape)
+        return launch(plan, *arguments)
 
     engine._runner.launch = noted
     found = answers_of(engine, [scored_request(str(i), one) for i, one in enumerate(texts)])
