@@ -17,8 +17,8 @@ NUM_TURNS = 250
 def run_lives(num_lives, **members):
     """Runs ``num_lives`` lives of 250 turns each, then as many in which hypothesis chooses up to 50 rules.
 
-    A life of turns has a bit of everything, but what fails can't be made smaller. Hypothesis finds small lives,
-    but most of its lives are one-sided. Returns how often what has happened.
+    A life of turns has a bit of everything, but what fails can't be made smaller. Hypothesis finds small
+    lives, but most of its lives are one-sided. Returns how often what has happened.
     """
     num_lives = int(os.environ.get("TWINFANG_EXAMPLES", num_lives))
     seen = Counter()
