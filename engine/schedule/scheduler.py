@@ -241,7 +241,7 @@ class Scheduler:
         is_short_of_blocks = bool(swap_out)
         giver = None if swap_out else self._giver
         # What this plan copies to a request's memory, or from it, comes after what leaves the pools.
-        moved = {one.request_id for one in [*admitted, *(fork.source for fork in forks)]}
+        moved = {one.request_id for one in admitted} | {fork.source.request_id for fork in forks}
         if giver is not None and giver.num_in_flight == 0 and giver.request_id not in moved:
             swap_out.append(self._preempt(giver))
             decode_rows = [row for row in decode_rows if row.request is not giver]
