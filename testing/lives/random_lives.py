@@ -85,7 +85,7 @@ class LivesOfRequests(FileRules):
             self.make_files(drawn["speeds"], drawn["segments"])
         self.count = 0
         self.asked = []
-        """The prompts so far."""
+        """The prompts so far, and their cache salts."""
         self.boot()
 
     def boot(self):
@@ -264,9 +264,10 @@ class LivesOfRequests(FileRules):
         self.count += 1
         beginning = [family] * shared
         if again > 0 and self.asked:  # as a conversation does
-            beginning = self.asked[-again % len(self.asked)][: 36 - shared % 8]
+            beginning, salt = self.asked[-again % len(self.asked)]
+            beginning = beginning[: 36 - shared % 8]
         tokens = beginning + [100 + (self.count * 7 + i) % 5 for i in range(own)]
-        self.asked.append(tokens)
+        self.asked.append((tokens, salt))
         name = f"r{self.count}"
         if len(tokens) < 2:
             kind = "both"

@@ -13,14 +13,18 @@ from typing import Any
 
 from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.files.start_files import StartFiles
+from engine.parallel.tensor_parallel import ALONE
 from engine.ranks.lead import LeadEngine
 from engine.ranks.process import work
 from engine.ranks.processes import RankProcesses
 from engine.request import Request
-from kv_transfer.files.file_store import FileStore
+from kv_transfer.ranks.files_of_ranks import server_files
+from kv_transfer.ranks.rank_files import rank_files
 from testing.engines.leading import own
 from testing.lives.file_side import reservations, writing
 from testing.tiers.cell import FEW, Cell
+from wire.messages.ranks import RankFileNews
 from wire.messages.sampling_params import SamplingParams
 
 Fatal = queue.SimpleQueue[BaseException]
@@ -53,13 +57,11 @@ class Outcome:
 class Server:
     """An engine of one or more ranks and its files, stepped as a server's thread would."""
 
-    def __init__(self, engine: Engine | LeadEngine, files: FileStore | None, fatal: Fatal) -> None:
+    def __init__(self, engine: Engine | LeadEngine, files: StartFiles, fatal: Fatal) -> None:
         self.engine = engine
-        self._files = files
         self._fatal = fatal
         self._news = threading.Event()
-        if files is not None:
-            files.start(self._news.set)
+        files.start(self._news.set)
 
     def step(self) -> list[Any]:
         self._news.clear()
@@ -88,11 +90,11 @@ class Server:
 
     def settle(self) -> None:
         """Lets all that is in host memory be written."""
-        owned = own(self.engine).scheduler.owned
-        tier = owned.files
         until = time.monotonic() + DEADLINE_S
-        while tier._unwritten or writing(owned) is not None or reservations(owned):
+        while True:
             self.step()
+            if not own(self.engine).file_choices.has_work:
+                return
             assert time.monotonic() < until, "the files have not settled"
 
 
@@ -100,19 +102,22 @@ class Server:
 def serving(config: EngineConfig) -> Iterator[Server]:
     """Starts a server whose files, if it has any, are as the last one has left them."""
     fatal: Fatal = queue.SimpleQueue()
-    files = None if config.file_cache is None else FileStore(config.file_cache, "grid", fatal.put)
-    ranks = None if config.tensor_parallel == 1 else RankProcesses(config, work, on_fatal=fatal.put)
+    ranks = None
+    if config.tensor_parallel > 1:
+        reports = (RankFileNews,)
+        ranks = RankProcesses(config, work, files=rank_files, reports=reports, on_fatal=fatal.put)
+    tp = ALONE if ranks is None else ranks.join().tp
+    files = server_files(config.file_cache, "grid", fatal.put, ranks)
     engine: Engine | LeadEngine
     try:
         if ranks is None:
             engine = Engine(config, files=files)
         else:
-            engine = LeadEngine(Engine(config, ranks.join().tp, files=files), ranks.tell)
+            engine = LeadEngine(Engine(config, tp, files=files), ranks.tell)
         yield Server(engine, files, fatal)
         own(engine).grammars.close()
     finally:
-        if files is not None:
-            files.close()
+        files.close()
         if ranks is not None:
             ranks.stop()
     assert fatal.empty(), fatal.get()

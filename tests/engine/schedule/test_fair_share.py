@@ -125,6 +125,27 @@ def test_where_blocks_run_out_the_largest_client_makes_room():
     assert hostile[0].request_id in scheduler.running
 
 
+@pytest.mark.parametrize("wait", range(PAUSE_STEPS))
+def test_a_request_whose_forks_begin_in_a_plan_gives_no_row_in_it(wait):
+    """What leaves the pools is copied before forks are: the forks would start from memory that is gone."""
+    scheduler = make_scheduler(max_num_seqs=2, max_batch_tokens=64, **SIZES)
+    crowd(scheduler, "hostile", 1)
+    step(scheduler, 1 + wait)
+    source, fork = asked_by("hostile", 1), asked_by("hostile", 2)
+    source.forks = [fork]
+    scheduler.add(source)
+    step(scheduler)
+    crowd(scheduler, "victim", 1)
+    begun, left = [], []
+    while scheduler.num_given_rows == 0:
+        plan = scheduler.schedule()
+        begun += [name for one in plan.forks for name in one.stored]
+        left += [swap.request_id for swap in plan.swap_out]
+        assert begun == [fork.request_id], "the fork began when its source was computed"
+        compute(scheduler, plan)
+    assert left == [source.request_id]
+
+
 def test_blocks_count_as_rows_do():
     """A client with one long request of two has as large a share as one with many rows."""
     long, short = asked_by("long", 0), [asked_by("short", number) for number in range(4)]

@@ -2,11 +2,11 @@
 
 import pytest
 
-from testing.lives.lives import run_lives
+from testing.lives.lives import NUM_TURNS, run_lives
 
 HAPPENS = (
-    *("asked of files", "waits", "read done", "read failed", "write done", "write failed"),
-    *("segment dropped", "restart"),
+    *("asked of files", "waits", "read done", "write done", "write failed", "segment dropped"),
+    *("restart", "promoted"),
 )
 """What random lives with files are about."""
 
@@ -16,8 +16,8 @@ HAPPENS = (
     ("mode", "policy"), [("none", "lru"), ("align", "lru"), ("all", "lru"), ("all", "value")]
 )
 def test_random_lives_keep_all_memory_owned_once(mode, policy, num_positions):
-    """Twelve times 30 lives of up to 50 rules, about 16,000 steps."""
-    run_lives(30, mode=mode, policy=policy, num_positions=num_positions)
+    """Twelve times six lives of 250 turns."""
+    run_lives(6, mode=mode, policy=policy, num_positions=num_positions)
 
 
 @pytest.mark.parametrize("num_positions", [1, 4])
@@ -34,7 +34,7 @@ def test_random_lives_keep_all_memory_owned_once(mode, policy, num_positions):
     ids=lambda members: " ".join(f"{name} {value}" for name, value in members.items()),
 )
 def test_random_lives_of_a_model_without_states_or_without_kv(members, num_positions):
-    run_lives(12, num_positions=num_positions, **members)
+    run_lives(4, num_positions=num_positions, **members)
 
 
 TIERS = [
@@ -51,8 +51,9 @@ TIERS = [
     "members", TIERS, ids=lambda members: " ".join(f"{name} {value}" for name, value in members.items())
 )
 def test_random_lives_with_prefixes_in_host_memory_and_in_files(members):
-    """Six times 50 lives of up to 50 rules: 15,000 steps."""
-    seen = run_lives(50, has_tier=True, has_files=True, **members)
+    """Six times 16 lives of 250 turns: 24,000 looks at everything, after each event."""
+    seen = run_lives(16, has_tier=True, has_files=True, **members)
+    assert seen["turns"] == 16 * NUM_TURNS
     assert all(seen[name] for name in HAPPENS), seen
 
 
@@ -65,7 +66,7 @@ def test_more_random_lives_with_prefixes_on_several_tiers(
     mode, policy, num_positions, has_kv, has_state, has_files
 ):
     run_lives(
-        60,
+        40,
         has_tier=True,
         has_files=has_files,
         mode=mode,
