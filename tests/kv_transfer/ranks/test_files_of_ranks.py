@@ -13,6 +13,7 @@ from multiprocessing import get_context
 import pytest
 
 from engine.files.tier_settings import FileCache
+from testing.checkpoints.families import make_family_checkpoint
 from testing.conditions import wait_until
 from testing.kv_transfer.filing import BLOCK, NUM_TOKENS, answers, conversations, filing, num_cached
 from wire.messages.ranks import RankFileNews, RunStep
@@ -124,6 +125,14 @@ def test_tokens_with_every_mode_format_and_drafts(bundled_model, tmp_path, mode,
     files = settings(tmp_path / "files", key_file=key_file if is_encrypted else None)
     more = {"num_speculative": k, "drafter": "ngram" if k else None, "cache_mode": mode, **formats}
     check_restart(bundled_model, files, conversations(6, 3, seed=k), **more)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("model", ["llama", "mamba-2"])
+def test_models_with_kv_or_states_alone(tmp_path, model):
+    model_dir = make_family_checkpoint(tmp_path / "model", model, seed=3)
+    more = {"cached_states": None} if model == "llama" else {}
+    check_restart(model_dir, settings(tmp_path / "files"), conversations(8, 2, seed=9), **more)
 
 
 @pytest.fixture(scope="module")
