@@ -47,7 +47,7 @@ NUM_ROWS, NUM_PAIRS = 8, 10
 NUM_SESSIONS, NUM_TURNS, ROOM_FOR_SESSIONS = 32, 12, 4
 FIRST_PROMPT, TURN_TOKENS = 400, 160
 STATES_EACH = 3
-TURNS_EACH, STEPS_EACH = 64, 80
+TURNS_EACH, STEPS_EACH = 64, 400
 """Turns, or decode steps, of a window."""
 HOST_BYTES = 96 << 20
 """Room for the conversations, and for few that have ended."""

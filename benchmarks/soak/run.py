@@ -254,6 +254,8 @@ def _disturbed(
                 f"idle after {check.seconds:.1f} s, leaked {check.leaked or 'nothing'}"
             )
     finally:
+        # If a wait has failed, clients go on while all is stopped: that is not what is judged.
+        result.outcomes = list(clients.outcomes)
         faults.close()
         logs = "".join(process.log for process in fleet.processes)
         result.unclean_stops = [
