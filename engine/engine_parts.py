@@ -15,6 +15,7 @@ from engine.cost.step_memory import StepMemory
 from engine.cost.step_size import StepSize
 from engine.files.file_tier import FileTier
 from engine.files.prompt_pace import PromptPace
+from engine.files.read_cost import FileReadCost
 from engine.files.start_files import NoFiles, StartFiles, StartForm
 from engine.grammar.grammars import Grammars
 from engine.grammar.source import GrammarSource, RemoteGrammars
@@ -213,20 +214,26 @@ def _make_tier(
     memory = HostMemory.within(
         config.host_cache_bytes, block_bytes=capacity.block_bytes, slot_bytes=capacity.slot_bytes
     )
-    flops_per_byte = CPU_FLOPS_PER_BYTE if device.type == "cpu" else GPU_FLOPS_PER_BYTE
-    sizes = _start_sizes(config, model)
+    flops_per_byte, sizes = _flops_per_byte(device), _start_sizes(config, model)
     pays = partial(sizes.is_worth_copying, flops_per_byte=flops_per_byte)
     costs = {Tier.HOST: sizes.read_cost(flops_per_byte)} if memory.num_pages else {}
     return HostTier(memory, pays=pays, journal=PrefixJournal(costs))
+
+
+def _flops_per_byte(device: torch.device) -> float:
+    return CPU_FLOPS_PER_BYTE if device.type == "cpu" else GPU_FLOPS_PER_BYTE
 
 
 def _make_file_tier(
     config: EngineConfig, model: ModelConfig, files: StartFiles, host: HostTier, device: torch.device
 ) -> FileTier:
     """Makes what decides about cached prefixes in files."""
-    pace = PromptPace(_start_sizes(config, model), files.figures, device.type)
+    sizes = _start_sizes(config, model)
+    pace = PromptPace(sizes, files.figures, device.type)
     wait_s = 0.0 if config.file_cache is None else config.file_cache.wait_s
-    return FileTier(host, files, compute_s=pace.seconds, wait_s=wait_s)
+    to_device = sizes.read_cost(_flops_per_byte(device))
+    cost = FileReadCost(files, pace, host.memory, config.block_size, to_device)
+    return FileTier(host, files, compute_s=pace.seconds, wait_s=wait_s, read_cost=cost.now)
 
 
 def _start_form(caches: Caches, memory: HostMemory, fingerprint: str) -> StartForm:

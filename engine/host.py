@@ -11,7 +11,7 @@ from typing import TypeVar
 from engine.config import EngineConfig
 from engine.device_faults import start_faults
 from engine.engine import Engine
-from engine.files.start_files import NoFiles, StartFiles
+from engine.files.start_files import NoFiles, PurgedFiles, StartFiles
 from engine.group.lockstep import GroupLockstep, LeadLockstep
 from engine.group.mesh import Listener
 from engine.loop import EngineLoop
@@ -25,6 +25,7 @@ from telemetry.start_up import StartUp
 from wire.codec import PROTOCOL_VERSION
 from wire.errors import GroupLostError
 from wire.messages.generation import ServerInfo
+from wire.messages.purge import PurgePrefixes
 
 log = logging.getLogger(__name__)
 
@@ -163,6 +164,12 @@ class EngineHost:
 
         self.post(run)
         return await future
+
+    async def purge_files(self, wanted: PurgePrefixes) -> PurgedFiles:
+        """Deletes what is wanted from files."""
+        future: asyncio.Future[PurgedFiles] = self._event_loop.create_future()
+        self._files.purge(wanted, lambda purged: self.answer(future.set_result, purged))
+        return await asyncio.shield(future)
 
     def describe(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -17,14 +18,18 @@ from kv_transfer.ranks.other_ranks import REPORTS
 from kv_transfer.ranks.rank_exchange import rank_main
 from telemetry.engine_metrics import Measures
 from telemetry.start_up import StartUp
-from wire.errors import ConfigError
+from wire.errors import ConfigError, TwinfangError
 from wire.messages.generation import DrainNews, ServerInfo, SetDraining
 from wire.messages.prefixes import PrefixNews
+from wire.messages.purge import PurgeNews, PurgePrefixes
 from wire.messages.sessions import SessionNews, TendSession
 from wire.server import GrpcServer
 from wire.tls.identity_files import IdentityFiles
 
 log = logging.getLogger(__name__)
+
+PURGE_POLL_S = 0.05
+"""Between two looks whether requests under way have ended."""
 
 VerifyHandoffs = Literal["off", "quick", "all"]
 """``quick``: tickets that wait for digests of at most :data:`kv_transfer.digester.QUICK_BYTES`, on a CPU."""
@@ -97,6 +102,7 @@ class EngineServer:
         self._retained: dict[str, asyncio.TimerHandle] = {}
         """The ends of the times for which sessions' starts are retained."""
         files = config.engine.file_cache
+        self._files = None if files is None else FileStore(files, incarnation, server.fail)
         self._host = EngineHost(
             config.engine,
             on_step=on_step,
@@ -105,7 +111,7 @@ class EngineServer:
             rank_main=rank_main(config.engine.role),
             reports=REPORTS,
             start_up=start_up,
-            files=None if files is None else FileStore(files, incarnation, server.fail),
+            files=self._files,
         )
         self._engine = self._host.engine
 
@@ -143,6 +149,24 @@ class EngineServer:
             loop = asyncio.get_running_loop()
             self._retained[call.session] = loop.call_later(call.for_s, self._let_go_session, call.session)
         return news
+
+    async def purge(self, wanted: PurgePrefixes) -> PurgeNews:
+        """Deletes cached prompts. Raises :class:`TwinfangError` if something in files may be left."""
+        purges = self._engine.purges
+        ids = await self._host.ask(lambda: purges.begin(wanted))
+        give_up = time.monotonic() + wanted.wait_s
+        while ids and time.monotonic() < give_up:
+            await asyncio.sleep(PURGE_POLL_S)
+            ids &= await self._host.ask(lambda: purges.under_way(wanted))
+        num_starts = await self._host.ask(lambda: purges.purge(wanted))
+        files = await self._host.purge_files(wanted)
+        # A start that was being written could not be deleted before.
+        num_starts += await self._host.ask(lambda: purges.purge(wanted))
+        if self._files is not None:
+            files += await asyncio.to_thread(self._files.purge_others, wanted)
+        if files.error:
+            raise TwinfangError(f"not everything could be deleted: {files.error}")
+        return PurgeNews(num_starts, files.num_records, files.num_bytes, len(ids))
 
     def _let_go_session(self, session: str) -> None:
         del self._retained[session]

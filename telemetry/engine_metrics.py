@@ -90,6 +90,8 @@ class FileCacheFigures:
     room."""
     late: int = 0
     """Prefixes whose reading took longer than was expected, so that they were computed."""
+    purged: int = 0
+    """Prefixes that purges have deleted."""
     failures: dict[FileFailure, int] = field(default_factory=lambda: dict.fromkeys(get_args(FileFailure), 0))
     prompt_token_s: float = 0.0
     """Seconds in which the server computes one token of a prompt; 0: it has computed none yet."""

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from engine.files.start_files import NO_JOBS, EndedJob, FileJob, FileJobs, NoFiles, StartFiles, longest_start
 from engine.memory.cached_start import HostBlock, Match, Place, Reservation
 from engine.memory.host_tier import HostTier
+from engine.memory.prefix_journal import ReadCost, Tier
 
 
 @dataclass(eq=False)
@@ -34,6 +35,8 @@ class Fetch:
     """The end of the wait. The wait begins when a request could have been admitted."""
     has_ended: bool = False
     is_late: bool = False
+    is_purged: bool = False
+    """Whether the start was purged while it was being read: then it is not kept."""
 
     def is_awaited(self, now_s: float) -> bool:
         """Whether a request that could be admitted now waits instead."""
@@ -48,7 +51,8 @@ class FileTier:
     """Moves starts between host memory and files. Without files it does nothing.
 
     ``compute_s(start, end)`` estimates the seconds in which the device computes the blocks from ``start`` to
-    ``end``. ``wait_s`` is the least that a request may wait, whatever computing takes.
+    ``end``. ``wait_s`` is the least that a request may wait, whatever computing takes. ``read_cost`` returns
+    what routers are told that reading a start costs.
     """
 
     def __init__(
@@ -58,12 +62,14 @@ class FileTier:
         *,
         compute_s: Callable[[int, int], float] = lambda start, end: 0.0,
         wait_s: float = 0.0,
+        read_cost: Callable[[], ReadCost] = lambda: ReadCost(0.0, 0.0),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._host = host
         self._files = files or NoFiles()
         self._compute_s = compute_s
         self._wait_s = wait_s
+        self._read_cost = read_cost
         self._clock = clock
         self.figures = self._files.figures
         self._unwritten: dict[HostBlock, None] = {}
@@ -86,11 +92,30 @@ class FileTier:
             elif self._writing is not None:
                 self._host.unpin(self._writing)
                 self._writing = None
+        self.tell_routers()
+
+    def tell_routers(self) -> None:
+        """Notes for routers which starts have come to files and which have gone."""
+        changes = self._files.changes()
+        for key, is_there in changes:
+            (self._host.journal.add if is_there else self._host.journal.remove)(key, Tier.FILES)
+        if changes:
+            self._price()
+
+    def _price(self) -> None:
+        """Notes for routers what reading a start costs now."""
+        self._host.journal.price(Tier.FILES, self._read_cost())
+
+    def purge(self, covers: Callable[[str], bool]) -> None:
+        """Lets no start enter that is being read and whose cache salt ``covers`` holds for."""
+        for fetch in self._fetches.values():
+            fetch.is_purged = fetch.is_purged or covers(fetch.job.salt)
+        self.land()
 
     def _end_fetch(self, ended: EndedJob) -> None:
         fetch = self._fetches.pop(ended.job.start)
         fetch.has_ended = True
-        if ended.is_done:
+        if ended.is_done and not fetch.is_purged:
             self._landed_pages += self._host.enter(fetch.reserved, Place(ended.place))
         else:
             self._host.cancel(fetch.reserved)
@@ -144,6 +169,7 @@ class FileTier:
             tuple(one.page for one in path) if self._host.memory.has_kv else (),
             start.state_pages,
             start.place,
+            start.salt,
         )
 
     # --- in --------------------------------------------------------------------------------------
@@ -152,12 +178,13 @@ class FileTier:
     def is_on(self) -> bool:
         return self._files.is_on
 
-    def fetch(self, found: Match, most_blocks: int) -> Fetch | None:
+    def fetch(self, found: Match, most_blocks: int, salt: str = "") -> Fetch | None:
         """Begins to read the longest start of at most ``most_blocks`` blocks for a request that has come.
 
         None if there is none that is longer than what the device and host memory have, or if reading it takes
-        too long. ``found`` is what the device has.
+        too long. ``found`` is what the device has, ``salt`` the request's cache salt.
         """
+        self._price()
         keys = found.keys[:most_blocks]
         in_host = self._host.longest(found, most_blocks)
         known = len(found.nodes) if in_host is None else in_host.num_blocks
@@ -172,15 +199,17 @@ class FileTier:
         if self._files.seconds(num_pages) > limit_s:
             self.figures.computed += 1
             return None
-        return self._reserve(keys[:length], limit_s)
+        return self._reserve(keys[:length], limit_s, salt)
 
-    def _reserve(self, keys: Sequence[bytes], limit_s: float) -> Fetch | None:
-        reserved = self._host.reserve(keys)
+    def _reserve(self, keys: Sequence[bytes], limit_s: float, salt: str) -> Fetch | None:
+        reserved = self._host.reserve(keys, salt)
         if reserved is None:
             self.figures.computed += 1
             return None
         parent = b"" if reserved.known is None else reserved.known.key
-        job = FileJob(reserved.keys, parent, len(keys), reserved.block_pages, reserved.state_pages)
+        job = FileJob(
+            *(reserved.keys, parent, len(keys), reserved.block_pages, reserved.state_pages), salt=salt
+        )
         self._to_read.append(job)
         fetch = self._fetches[job.start] = Fetch(job, reserved, limit_s)
         return fetch

@@ -20,13 +20,14 @@ ones are outdated: they are evicted before all others, and do not go to host mem
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 
 from engine.memory.cached_start import CachedBlock, CachedState, Match, Place
 from engine.memory.eviction import EvictionPolicy, LruEviction
 from engine.memory.host_tier import HostTier
 from engine.memory.index_pool import NULL_INDEX, Indices
+from engine.memory.prefix_journal import Tier
 from wire.messages.prefixes import following_keys, root_key
 
 
@@ -100,6 +101,23 @@ class PrefixCache:
             self._evict_for_block()
         self.tier.clear()
 
+    def purge(self, covers: Callable[[str], bool]) -> int:
+        """Give up all that no request holds and whose cache salt ``covers`` holds for. Nothing of it goes to
+        host memory. Return the number of starts that went."""
+        num_starts = self.journal.num_keys(Tier.DEVICE)
+        nodes = [node for node in self._nodes.values() if covers(node.salt)]
+        for node in nodes:
+            if node.state is not None and node.state.num_users == 0:
+                self._outdated[node.state] = None  # what is outdated is not demoted
+                self._drop_state(node.state)
+                self._offer_block(node)
+        for node in sorted(nodes, key=lambda one: -one.num_blocks):
+            if node.is_idle_leaf and node.state is None:
+                self._remove(node)
+                if node.parent is not None:
+                    self._offer_block(node.parent)
+        return num_starts - self.journal.num_keys(Tier.DEVICE)
+
     # --- looking up ------------------------------------------------------------------------------
 
     def lengthen_keys(self, keys: list[bytes], tokens: Sequence[int], num_tokens: int, salt: str) -> None:
@@ -167,6 +185,14 @@ class PrefixCache:
         self._outdated[state] = None
         return True
 
+    def share(self, key: bytes, session: str) -> None:
+        """Let a session's start at the end of a block be kept like one that others use too."""
+        self.tier.share(key, session)
+        state = self.state(key)
+        if state is not None and state.session == session:
+            state.session = ""
+            self._outdated.pop(state, None)
+
     def hold(self, nodes: Iterable[CachedBlock]) -> None:
         """Protect nodes from eviction until :meth:`release`."""
         now = next(self._clock)
@@ -199,20 +225,25 @@ class PrefixCache:
     # --- growing ---------------------------------------------------------------------------------
 
     def extend(
-        self, nodes: list[CachedBlock], keys: Sequence[bytes], num_blocks: int, block_ids: Sequence[int]
+        self,
+        nodes: list[CachedBlock],
+        keys: Sequence[bytes],
+        num_blocks: int,
+        block_ids: Sequence[int],
+        salt: str = "",
     ) -> None:
         """Add nodes for a request's newly computed blocks after ``nodes``, which the request holds.
 
         ``num_blocks`` blocks have been computed from the start; ``keys`` has at least their keys. All new
         nodes are held and appended to ``nodes``. A new node takes the request's block, which belongs to the
         cache from now on. If an equal block is cached already, its node is held instead, and the request
-        continues to use its own block.
+        continues to use its own block. ``salt`` says whose prompts they are.
         """
         for index in range(len(nodes), num_blocks):
             parent, key = nodes[-1] if nodes else None, keys[index]
             node = self._nodes.get(key)
             if node is None:
-                node = CachedBlock(key, parent, index + 1, self._block_at(block_ids, index))
+                node = CachedBlock(key, parent, index + 1, self._block_at(block_ids, index), salt=salt)
                 self._enter(node)
             self.hold([node])
             nodes.append(node)
@@ -263,9 +294,13 @@ class PrefixCache:
             return
         if victim.state is not None:
             self._drop_state(victim.state)
+        self._demote_block(victim)
         self._remove(victim)
         if victim.parent is not None:
             self._offer_block(victim.parent)
+
+    def _demote_block(self, node: CachedBlock) -> None:
+        """Let host memory have a block that is evicted. Here only states are starts."""
 
     def _remove(self, node: CachedBlock) -> None:
         """Remove an unused leaf from the tree and free its block."""

@@ -33,8 +33,10 @@ class BlockPrefixCache(PrefixCache):
         self.journal.add(node.key)
         super()._enter(node)
 
-    def _remove(self, node: CachedBlock) -> None:
+    def _demote_block(self, node: CachedBlock) -> None:
         self.tier.demote(node)
+
+    def _remove(self, node: CachedBlock) -> None:
         self.journal.remove(node.key)
         super()._remove(node)
 

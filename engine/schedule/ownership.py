@@ -62,7 +62,8 @@ class Ownership:
     def fetch(self, request: Request) -> None:
         """Begins to read from files what they have of a new request's prompt, if that pays."""
         if self.files.is_on and request.ticket is None:
-            request.fetch = self.files.fetch(self._match(request), self._most_blocks(request))
+            found, most_blocks = self._match(request), self._most_blocks(request)
+            request.fetch = self.files.fetch(found, most_blocks, request.cache_salt)
 
     def _most_blocks(self, request: Request) -> int:
         """Returns the most blocks that a start may have which comes from another tier.
@@ -134,7 +135,7 @@ class Ownership:
         slot = cache.allocate_slot() if self._plan.has_state else NULL_INDEX
         cache.used(found)  # before the start is kept again: policies learn that it was missed
         memory = request.memory
-        cache.extend(nodes, found.keys, start.num_blocks, memory.block_ids)
+        cache.extend(nodes, found.keys, start.num_blocks, memory.block_ids, request.cache_salt)
         memory.nodes = nodes
         state = None
         if self._plan.has_state:
@@ -289,7 +290,7 @@ class Ownership:
         memory, keys = request.memory, request.block_keys
         self.cache.lengthen_keys(keys, request.tokens, request.num_computed, salt)
         num_blocks = request.num_computed // self._plan.block_size
-        self.cache.extend(memory.nodes, keys, num_blocks, memory.block_ids)
+        self.cache.extend(memory.nodes, keys, num_blocks, memory.block_ids, request.cache_salt)
 
     def give_up(self, row: PlannedRow) -> None:
         """Takes back the slots of a prefill row's boundaries, because no step will fill them with valid

@@ -41,17 +41,24 @@ class Directory:
                 path = parent / f"{form.fingerprint[:12]}-{form.layout[:12]}-{number}"
                 path.mkdir(mode=0o700, exist_ok=True)
                 path.chmod(0o700)
-                lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-                with contextlib.suppress(BlockingIOError, PermissionError):
-                    fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    return cls(path, lock)
-                os.close(lock)
+                if (taken := cls.lock(path)) is not None:
+                    return taken
         except OSError as error:
             raise ConfigError(
                 f"`file_cache_dir` {parent} can't be used: {error.strerror}: {error.filename}; "
                 "give a directory that this user may write to"
             ) from error
         raise ConfigError(f"`file_cache_dir` {parent} is in use by {MAX_SERVERS} servers; give another one")
+
+    @classmethod
+    def lock(cls, path: Path) -> Directory | None:
+        """Locks a folder that is there; None: another process has locked it. Raises :class:`OSError`."""
+        lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        with contextlib.suppress(BlockingIOError, PermissionError):
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return cls(path, lock)
+        os.close(lock)
+        return None
 
     def segments(self) -> Iterator[Path]:
         """Yields the segments that are there, oldest first."""

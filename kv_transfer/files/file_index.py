@@ -6,7 +6,8 @@ The thread that moves bytes changes the index; other threads may ask whether a k
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from kv_transfer.files.record import Record
@@ -51,6 +52,7 @@ class FileIndex:
         self._has_kv = has_kv
         self._has_state = has_state
         self._blocks: dict[bytes, FileBlock] = {}
+        self._changes: deque[tuple[bytes, bool]] = deque()
 
     @property
     def num_blocks(self) -> int:
@@ -62,6 +64,16 @@ class FileIndex:
     def has_start(self, key: bytes) -> bool:
         block = self._blocks.get(key)
         return block is not None and (block.state is not None or not self._has_state)
+
+    def changes(self) -> Sequence[tuple[bytes, bool]]:
+        """Returns the starts that came (True) and went (False) since the last call, in order. May be called
+        by one other thread."""
+        return [self._changes.popleft() for _ in range(len(self._changes))]
+
+    def _set_state(self, block: FileBlock, state: tuple[Contents, Record] | None) -> None:
+        if self._has_state and (block.state is None) != (state is None):
+            self._changes.append((block.key, state is not None))
+        block.state = state
 
     def add(self, contents: Contents, record: Record) -> bool:
         """Adds a record. Returns False if files no longer have the block before it, so that it is of no use.
@@ -76,6 +88,8 @@ class FileIndex:
             if block is None:
                 block = self._blocks[key] = FileBlock(key, last, contents, record, number)
                 contents.blocks.append(block)
+                if not self._has_state:
+                    self._changes.append((key, True))
                 if last is not None:
                     last.following = last.following or set()
                     last.following.add(block)
@@ -83,19 +97,23 @@ class FileIndex:
         if last is None:
             return False
         if record.has_state:
-            last.state = contents, record
+            self._set_state(last, (contents, record))
             contents.states.append(last)
         return True
 
-    def drop(self, contents: Contents) -> None:
-        """Drops what a segment holds, and all blocks that follow its blocks."""
+    def drop(self, contents: Contents, of: Callable[[Record], bool] = lambda record: True) -> None:
+        """Drops what a segment's records hold, or those for which ``of`` holds, and all blocks that follow
+        their blocks."""
         for block in contents.states:
-            if block.state is not None and block.state[0] is contents:
-                block.state = None
+            if block.state is not None and block.state[0] is contents and of(block.state[1]):
+                self._set_state(block, None)
         for block in contents.blocks:
-            if self._blocks.get(block.key) is block:
+            if self._blocks.get(block.key) is block and of(block.record):
                 self._drop(block)
-        contents.blocks, contents.states = [], []
+        contents.blocks = [block for block in contents.blocks if not of(block.record)]
+        contents.states = [
+            block for block in contents.states if block.state is not None and block.state[0] is contents
+        ]
 
     def drop_page(self, page: Page) -> None:
         """Drops what a damaged page holds: a block and all that follow it, or a state."""
@@ -105,7 +123,7 @@ class FileIndex:
                 and block.state[1] is page.record
                 and page.number >= page.record.num_block_pages
             ):
-                block.state = None
+                self._set_state(block, None)
             else:
                 self._drop(block)
 
@@ -126,7 +144,8 @@ class FileIndex:
         rest = [block]
         while rest:
             one = rest.pop()
-            self._blocks.pop(one.key, None)
+            if self._blocks.pop(one.key, None) is not None and (one.state is not None or not self._has_state):
+                self._changes.append((one.key, False))
             rest += one.following or ()
             one.following = None
 

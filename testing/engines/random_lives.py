@@ -241,9 +241,9 @@ class LivesOfRequests(RuleBasedStateMachine):
 
     @rule(session=st.sampled_from(SESSIONS), action=st.sampled_from(get_args(SessionAction)))
     def tend(self, session, action):
-        """What :class:`engine.session_calls.SessionCalls` does."""
-        owned = self.scheduler.owned
-        owned.sessions.tend(TendSession(session, action, "owner"))
+        owned = self.scheduler.owned  # what engine.session_calls does
+        into = "3" * len(session) if action == "fork" else ""
+        owned.sessions.tend(TendSession(session, action, "owner", into=into))
         self.device.move(StepPlan([], [], host_copies=owned.cache.tier.take()))
 
     @precondition(lambda self: self.steps_ahead == 0)  # only a sanitizing engine finds damage

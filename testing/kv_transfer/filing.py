@@ -6,17 +6,19 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.files.start_files import PurgedFiles
 from engine.files.tier_settings import FileCache
 from engine.models import read_config
 from engine.request import Request
 from kv_transfer.files.file_store import FileStore
+from wire.messages.purge import PurgePrefixes
 from wire.messages.sampling_params import SamplingParams
 
 BLOCK = 8
@@ -94,6 +96,21 @@ class Filing:
             if not tier._unwritten and tier._writing is None and not tier._fetches:
                 return
             assert time.monotonic() < until, "the files have not settled"
+
+    def purge(self, wanted: PurgePrefixes) -> tuple[int, PurgedFiles]:
+        """Deletes cached prompts as a server does. Returns how many starts went from memory, and what went
+        from files."""
+        return self.purge_with(wanted, lambda: None)
+
+    def purge_with(self, wanted: PurgePrefixes, meanwhile: Callable[[], None]) -> tuple[int, PurgedFiles]:
+        """Does the same, and ``meanwhile`` when files have been asked."""
+        assert self.store is not None
+        purges, done = self.engine.purges, queue.SimpleQueue[PurgedFiles]()
+        num_starts = purges.purge(wanted)
+        self.store.purge(wanted, done.put)
+        meanwhile()
+        purged = done.get(timeout=DEADLINE_S)
+        return num_starts + purges.purge(wanted), purged
 
     def close(self) -> None:
         if self.store is not None:
