@@ -217,17 +217,17 @@ def test_nothing_is_taken_from_requests_for_a_prefetch():
 
 
 def test_neither_session_gives_up_what_a_fork_begins_from():
-    world = World(num_slots=6)
+    world = World(num_slots=12)
     for text in ("a", "ab", "abc"):
         world.turn(text, ONE)
     assert world.tend(ONE, "fork", into=TWO) == SessionNews(2, 3)
-    assert world.turn("abcd", ONE) == 3
-    assert world.turn("abcde", ONE) == 4
-    assert world.turn("abcx", TWO) == 3, "the old session went beyond it"
-    assert world.turn("abcxy", TWO) == 4
+    for number, text in enumerate(("abcd", "abcde", "abcdef")):
+        assert world.turn(text, ONE) == 3 + number
+    for number, text in enumerate(("abcx", "abcxy", "abcxyz")):
+        assert world.turn(text, TWO) == 3 + number, "the old session went beyond it"
     outdated = {state.node.key for state in world.cache._outdated}
     assert outdated == {b"a", b"abcd", b"abcx"}
-    assert world.tend(ONE, "release") == SessionNews(2, 5)
+    assert world.tend(ONE, "release") == SessionNews(2, 6)
     assert world.turn("abcz", TWO) == 3, "what both begin from is nobody's alone"
 
 
