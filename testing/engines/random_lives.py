@@ -438,8 +438,8 @@ class LivesOfRequests(RuleBasedStateMachine):
         assert s.owned.slots.num_free == s.owned.slots.capacity
 
 
-def run_lives(max_examples, **members):
-    machine = type(f"LivesOfRequests_{'_'.join(map(str, members.values()))}", (LivesOfRequests,), members)
+def run_lives(max_examples, lives=LivesOfRequests, **members):
+    machine = type(f"{lives.__name__}_{'_'.join(map(str, members.values()))}", (lives,), members)
     case = machine.TestCase
     case.settings = settings(
         max_examples=int(os.environ.get("TWINFANG_EXAMPLES", max_examples)),

@@ -1,8 +1,12 @@
 """All memory has exactly one owner, whatever requests do (:mod:`testing.engines.random_lives`)."""
 
 import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import rule
 
-from testing.engines.random_lives import run_lives
+from engine.schedule.purges import Purges
+from testing.engines.random_lives import LivesOfRequests, run_lives
+from wire.messages.purge import PurgePrefixes
 
 
 @pytest.mark.parametrize("num_positions", [1, 2, 4])
@@ -59,3 +63,30 @@ def test_more_random_lives_with_prefixes_in_host_memory(mode, policy, num_positi
         has_kv=has_kv,
         has_state=has_state,
     )
+
+
+class PurgedLives(LivesOfRequests):
+    """Now and then, all cached prompts of one owner are deleted, or all."""
+
+    @rule(owner=st.sampled_from(["", "x", None]))
+    def purge(self, owner):
+        wanted, purges = PurgePrefixes(owner), Purges(self.scheduler, {})
+        purges.purge(wanted)
+        assert purges.purge(wanted) == 0
+        if not purges.under_way(wanted):
+            cache = self.scheduler.owned.cache
+            assert not [node for node in cache._nodes.values() if wanted.covers(node.salt)]
+            assert not [block for block in cache.tier._blocks.values() if wanted.covers(block.salt)]
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        {"mode": "all", "policy": "value", "num_positions": 4},
+        {"mode": "all", "has_kv": False},
+        {"mode": "all", "has_state": False},
+    ],
+    ids=lambda members: " ".join(f"{name} {value}" for name, value in members.items()),
+)
+def test_random_lives_in_which_prompts_are_purged(members):
+    run_lives(6, PurgedLives, has_tier=True, **members)
