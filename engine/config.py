@@ -99,6 +99,8 @@ class EngineConfig:
     0: none."""
     file_cache: FileCache | None = None
     """Files behind host memory for cached prefixes (:mod:`engine.files`); None: none."""
+    neighbour_wait_s: float = 0.0
+    """A request waits this long for its prefix from another server, even if computing takes less time."""
     num_speculative: int = 0
     """k: tokens drafted in a step for each decoding request; 0 switches speculation off."""
     drafter: DrafterName | None = None
@@ -112,6 +114,10 @@ class EngineConfig:
     steps_ahead: int | None = None
     """How many further steps are launched before the tokens of a step are read back: 0 or 1. None: 1 on a
     GPU, 0 on a CPU or with ``sanitize``."""
+    stream_interval_s: float | None = None
+    """For how long decode steps follow each other before their tokens are sent together
+    (:mod:`engine.step.burst`); 0: every step's tokens are sent. None: 0.01 on a CPU, 0 on a GPU, with several
+    ranks, or with ``sanitize``."""
     step_deadline_s: float | None = None
     """A step that takes longer than this shows that the device hangs, and the process ends. 0: steps may take
     any time. None: 60 on a GPU, 0 on a CPU."""
@@ -156,8 +162,10 @@ class EngineConfig:
                 raise ConfigError(f"`{setting}` must be one of {', '.join(get_args(dtype))}, got {value!r}")
         if (deadline_s := self.step_deadline_s) is not None and not 0 <= deadline_s < math.inf:
             raise ConfigError(f"`step_deadline_s` must be at least 0, got {deadline_s}")
+        if not 0 <= self.neighbour_wait_s < math.inf:
+            raise ConfigError(f"`neighbour_wait_s` must be at least 0, got {self.neighbour_wait_s}")
         self._check_state_block_size()
-        check_tiers(self.role, self.cache_mode, self.host_cache_bytes, self.file_cache, self.tensor_parallel)
+        check_tiers(self.role, self.cache_mode, self.host_cache_bytes, self.file_cache)
         self._check_speculation()
         self._check_ranks()
         self._check_batch_tokens()

@@ -14,6 +14,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.engine_parts import EngineParts
+from engine.files.neighbours import StartNeighbours
 from engine.files.start_files import StartFiles
 from engine.grammar.following import Following
 from engine.group.lockstep import Alone, Lockstep
@@ -25,6 +26,7 @@ from engine.schedule.purges import Purges
 from engine.schedule.step_plan import StepPlan
 from engine.session_calls import SessionCalls
 from engine.stats import EngineStats
+from engine.step.burst import Bursts, stream_interval
 from engine.step.launched_step import LaunchedStep, RowResult, measure_gaps
 from engine.step_result import Landed, StepResult, last_output, still_in
 from telemetry.engine_metrics import Measures
@@ -34,7 +36,7 @@ from wire.messages.generation import ErrorReply, FinishReason, RequestOutput, Se
 from wire.messages.group import StepShape
 from wire.messages.handoff import Digests
 from wire.messages.prefixes import PrefixNews
-from wire.messages.ranks import GrammarNews
+from wire.messages.ranks import FileNews, GrammarNews
 from wire.messages.sampling_params import SamplingParams
 from wire.repeated_lines import RepeatedLines
 
@@ -53,12 +55,13 @@ class Engine:
         lockstep: Lockstep | None = None,
         start_up: StartUp | None = None,
         files: StartFiles | None = None,
+        neighbours: StartNeighbours | None = None,
     ) -> None:
         self.start_up = start_up or StartUp()
         self.config = config
         self.tp = tp
         self._lockstep = lockstep or Alone()
-        parts = EngineParts.make(config, tp, self.start_up, files)
+        parts = EngineParts.make(config, tp, self.start_up, files, neighbours)
         self.device = parts.device
         self.model = parts.model
         self.fingerprint = parts.fingerprint
@@ -71,7 +74,11 @@ class Engine:
         self._checks = parts.checks
         self._runner = parts.runner
         self._following = Following(self.grammars, self._runner)
-        self.tend = SessionCalls(self.scheduler.owned, self._checks, self._move).tend
+        self.file_choices = parts.file_choices
+        self.host_pages = parts.store.pages
+        self.calls = SessionCalls(self.scheduler.owned, self._checks, self._move)
+        self.tend = self.calls.tend
+        self.bursts = Bursts(stream_interval(config, self.device))
         self._steps_ahead = config.resolve_steps_ahead(self.device)
         self._in_flight: deque[LaunchedStep] = deque()
         self._landed = Landed()
@@ -86,8 +93,7 @@ class Engine:
 
     def _start_counting(self) -> None:
         self._stats = EngineStats(self.config.num_positions - 1)
-        figures = self.scheduler.owned.tier_figures
-        self.measures = Measures(*figures, flops=self._sizes.token_range_flops)
+        self.measures = Measures(*self.scheduler.owned.tier_figures, flops=self._sizes.token_range_flops)
 
     def _get_ready(self) -> None:
         """Compiles the kernels and captures the graphs that steps run, so that no client's request waits for
@@ -99,11 +105,8 @@ class Engine:
         self.start_up.ended("graphs")
         log.info(
             "engine ready: role=%s device=%s blocks=%d slots=%d cache_bytes=%d speculative=%d drafter=%s",
-            self.config.role,
-            self.device,
-            self.capacity.num_blocks - 1,
-            self.capacity.num_slots - 1,
-            self.capacity.num_bytes,
+            *(self.config.role, self.device),
+            *(self.capacity.num_blocks - 1, self.capacity.num_slots - 1, self.capacity.num_bytes),
             self.config.num_speculative,
             self.config.resolve_drafter(self.model.config),
         )
@@ -218,10 +221,7 @@ class Engine:
         return [self._failed(request, error)]
 
     def digests(self, request_id: str) -> Digests | None:
-        """Returns checksums of the blocks and state that a held request's ticket names.
-
-        None if the engine does not sanitize.
-        """
+        """Returns checksums of what a held request's ticket names; None if the engine does not sanitize."""
         return self._checks.digests(self.scheduler.held[request_id])
 
     def release(self, request_id: str) -> None:
@@ -234,7 +234,7 @@ class Engine:
     @torch.inference_mode()
     def step(self) -> StepResult:
         """Admits requests, launches one batch, and reads back the steps that need not stay in flight."""
-        return self.step_with(self.grammar_news())
+        return self.step_with(self.grammar_news(), self.file_choices.news())
 
     def grammar_news(self) -> tuple[GrammarNews, ...]:
         """Returns the masks and errors that arrived from the grammars since the last step."""
@@ -244,30 +244,30 @@ class Engine:
         return self._following.news()
 
     @torch.inference_mode()
-    def step_with(self, news: tuple[GrammarNews, ...]) -> StepResult:
-        """Runs :meth:`step` with the given grammar news. With several ranks, rank 0 sends its news to all."""
+    def step_with(self, news: tuple[GrammarNews, ...], files: FileNews | None = None) -> StepResult:
+        """Runs :meth:`step` with the given news. With several ranks, rank 0 sends its news to all."""
         self._land_needed()
         self._following.take(news, self._fail)
+        self.scheduler.owned.take_file_news(files)
         plan = self.scheduler.schedule()
         self._move(plan)
         plan = self._without(plan, self._checks.inspect(plan))
         shape = self._lockstep.agree(self._runner.shape_of(plan))
         if not plan.is_empty:
-            self._in_flight.append(self._runner.launch(plan, shape))
-            self.scheduler.launched(plan)
-            self._stats.num_steps += 1
+            self._launch(plan, shape)
         elif shape.num_tokens > 0:
             self.dummy_step(shape)
-        did_nothing = not (
-            self._in_flight
-            or self._landed.outputs
-            or plan.admitted
-            or plan.swap_out
-            or plan.prefilled
-            or shape.num_tokens
-        )
+        begins = plan.admitted or plan.swap_out or plan.prefilled or shape.num_tokens
+        did_nothing = not (begins or self._in_flight or self._landed.outputs)
         self._land_all(but=0 if plan.is_empty else self._steps_ahead)
         return self._result(plan, did_nothing=did_nothing)
+
+    def _launch(self, plan: StepPlan, shape: StepShape) -> None:
+        num_calm = 1 if self._following else self.scheduler.decode.num_calm_steps(plan)
+        launched = self._runner.launch(plan, shape, self.bursts.begin(num_calm))
+        self._in_flight.append(launched)
+        self.scheduler.launched(plan, launched.num_steps)
+        self._stats.num_steps += launched.num_steps
 
     def _land_needed(self) -> None:
         """Reads back all steps in flight if the next plan depends on them: either the plan may preempt a
@@ -296,7 +296,7 @@ class Engine:
             landed.kept,
             self._to_give_up(plan),
             did_nothing=did_nothing,
-            wait_s=self.scheduler.owned.files.wait_s,
+            wait_s=self.file_choices.wait_s(),
         )
 
     @torch.inference_mode()
@@ -363,7 +363,8 @@ class Engine:
             self.scheduler.owned.give_up(row)
             self._fail(request, fault)
             return
-        self.scheduler.landed(row, result.accepted)
+        num_steps = len(result.steps)
+        self.scheduler.landed(row, result.accepted, num_steps=num_steps, newest=result.newest)
         if row.samples:
             self._accept(request, result)
         elif request.prefill_only and request.num_computed == request.target:
@@ -441,7 +442,7 @@ class Engine:
 
     def prefix_news(self, since: int | None) -> PrefixNews:
         """Returns the prefixes that the cache can serve, or only the changes since version ``since``."""
-        self.scheduler.owned.files.tell_routers()
+        self.file_choices.tell_routers()
         return self.scheduler.owned.cache.journal.news(since)
 
     def stats(self) -> ServerStats:

@@ -13,7 +13,9 @@ from engine.checkpoint.model_config import ModelConfig
 from engine.config import EngineConfig
 from engine.cost.step_memory import StepMemory
 from engine.cost.step_size import StepSize
+from engine.files.file_choices import FileChoices
 from engine.files.file_tier import FileTier
+from engine.files.neighbours import NoNeighbours, StartNeighbours
 from engine.files.prompt_pace import PromptPace
 from engine.files.read_cost import FileReadCost
 from engine.files.start_files import NoFiles, StartFiles, StartForm
@@ -33,7 +35,9 @@ from engine.sanitizer.sanitizer import Sanitizer
 from engine.schedule.cache_modes import make_cache_mode
 from engine.schedule.capacity import CapacityPlan
 from engine.schedule.host_store import HostStore
+from engine.schedule.ownership import Ownership
 from engine.schedule.scheduler import Scheduler
+from engine.step.burst import MAX_STEPS, stream_interval
 from engine.step.checks import Checks, NoChecks
 from engine.step.row_table import RowTable
 from engine.step.runner import StepRunner
@@ -64,15 +68,21 @@ class EngineParts:
     """What cached prompts weigh and save, for the whole model."""
     scheduler: Scheduler
     store: HostStore
+    file_choices: FileChoices
     checks: Checks
     runner: StepRunner
 
     @classmethod
     def make(
-        cls, config: EngineConfig, tp: TensorParallel, start_up: StartUp, files: StartFiles | None = None
+        cls,
+        config: EngineConfig,
+        tp: TensorParallel,
+        start_up: StartUp,
+        files: StartFiles | None = None,
+        neighbours: StartNeighbours | None = None,
     ) -> EngineParts:
-        """Reads the weights and allocates the pools; ``start_up`` is told when each stage ends. ``files`` lie
-        behind host memory; None: there are none.
+        """Reads the weights and allocates the pools; ``start_up`` is told when each stage ends. ``files`` and
+        ``neighbours`` lie behind host memory; None: there are none.
 
         Raises :class:`wire.errors.ModelLoadError` if the checkpoint can't be loaded,
         :class:`wire.errors.ConfigError` if it does not allow the configuration, and
@@ -106,20 +116,25 @@ class EngineParts:
             grammars = Grammars(config.model_dir, vocab_size, eos_token_ids)
         tier = _make_tier(config, model_config, capacity, device)
         files = files or NoFiles()
-        file_tier = _make_file_tier(config, model_config, files, tier, device)
+        neighbours = neighbours or NoNeighbours()
+        file_tier = FileTier(tier, files.figures, neighbours.figures)
         scheduler = _make_scheduler(
             config, model_config, demand.spec, capacity, digest, device, tier, file_tier
         )
-        if config.file_cache is not None:
-            files.open(_start_form(caches, tier.memory, digest))
+        if tier.memory.num_pages:
+            form = _start_form(caches, tier.memory, digest, tp)
+            files.open(form)
+            neighbours.open(form)
         rows = RowTable(config.max_num_seqs, capacity.table_columns, config.num_positions)
         checks: Checks = Sanitizer(caches, scheduler, rows, tp) if config.sanitize else NoChecks()
         runner = StepRunner(config, model, caches, rows, capacity, checks)
         start_up.ended("pools")
-        store = HostStore(caches, tier.memory, files)
+        store = HostStore(caches, tier.memory, files, neighbours)
         return cls(
             *(device, model, digest, grammars, capacity, caches, _start_sizes(config, model_config)),
-            *(scheduler, store, checks, runner),
+            *(scheduler, store),
+            _make_choices(config, model_config, files, neighbours, scheduler.owned, device),
+            *(checks, runner),
         )
 
 
@@ -176,6 +191,7 @@ def _make_scheduler(
         cuts=cuts,
         long_prefill_threshold=config.long_prefill_threshold,
         joined_prompt_tokens=CPU_JOINED_PROMPT_TOKENS if device.type == "cpu" else None,
+        burst_steps=MAX_STEPS if stream_interval(config, device) else 1,
         policy=policy,
         tier=tier,
         files=files,
@@ -224,25 +240,35 @@ def _flops_per_byte(device: torch.device) -> float:
     return CPU_FLOPS_PER_BYTE if device.type == "cpu" else GPU_FLOPS_PER_BYTE
 
 
-def _make_file_tier(
-    config: EngineConfig, model: ModelConfig, files: StartFiles, host: HostTier, device: torch.device
-) -> FileTier:
-    """Makes what decides about cached prefixes in files."""
-    sizes = _start_sizes(config, model)
+def _make_choices(
+    config: EngineConfig,
+    model: ModelConfig,
+    files: StartFiles,
+    neighbours: StartNeighbours,
+    owned: Ownership,
+    device: torch.device,
+) -> FileChoices:
+    """Makes what decides about cached prefixes in files and in other servers' host memory."""
+    sizes, host = _start_sizes(config, model), owned.cache.tier
     pace = PromptPace(sizes, files.figures, device.type)
-    wait_s = 0.0 if config.file_cache is None else config.file_cache.wait_s
     to_device = sizes.read_cost(_flops_per_byte(device))
-    cost = FileReadCost(files, pace, host.memory, config.block_size, to_device)
-    return FileTier(host, files, compute_s=pace.seconds, wait_s=wait_s, read_cost=cost.now)
+    return FileChoices(
+        *(owned.files, host, files, neighbours, owned.look_ups),
+        compute_s=pace.seconds,
+        least_wait_s=0.0 if config.file_cache is None else config.file_cache.wait_s,
+        neighbour_wait_s=config.neighbour_wait_s,
+        read_cost=FileReadCost(files, pace, host.memory, config.block_size, to_device).now,
+    )
 
 
-def _start_form(caches: Caches, memory: HostMemory, fingerprint: str) -> StartForm:
-    """Returns what has to be equal for a start in a file to be of use to this server."""
+def _start_form(caches: Caches, memory: HostMemory, fingerprint: str, tp: TensorParallel) -> StartForm:
+    """Returns what has to be equal for a start in a file to be of use to this rank."""
     layouts = (
         caches.spec.kv_layout(1, caches.block_size),
         caches.spec.state_layout(1),
         caches.block_size,
         caches.device.type,
+        *(tp.rank, tp.size),
     )
     digest = hashlib.sha256(repr(layouts).encode()).hexdigest()
     return StartForm(fingerprint, digest, memory.page_bytes, caches.spec.slot_bytes, memory.has_kv)

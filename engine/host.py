@@ -11,6 +11,7 @@ from typing import TypeVar
 from engine.config import EngineConfig
 from engine.device_faults import start_faults
 from engine.engine import Engine
+from engine.files.neighbours import StartNeighbours
 from engine.files.start_files import NoFiles, PurgedFiles, StartFiles
 from engine.group.lockstep import GroupLockstep, LeadLockstep
 from engine.group.mesh import Listener
@@ -18,7 +19,7 @@ from engine.loop import EngineLoop
 from engine.mailbox import Mailbox
 from engine.ranks.lead import LeadEngine
 from engine.ranks.membership import Membership, check_model
-from engine.ranks.process import RankMain, work
+from engine.ranks.process import MakeRankFiles, RankMain, no_files, work
 from engine.ranks.processes import RankProcesses
 from engine.step_result import StepResult
 from telemetry.start_up import StartUp
@@ -30,6 +31,9 @@ from wire.messages.purge import PurgePrefixes
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+MakeFiles = Callable[[RankProcesses | None], StartFiles]
+"""Makes the files of this process's engine. It gets the other ranks, whose files it asks too."""
 
 NO_MEETING_POINT = Path()
 """Passed as the meeting point of a server with one tensor-parallel rank, which needs no meeting point."""
@@ -48,9 +52,13 @@ class EngineHost:
         rank_main: RankMain = work,
         reports: tuple[type, ...] = (),
         start_up: StartUp | None = None,
-        files: StartFiles | None = None,
+        files: MakeFiles = lambda ranks: NoFiles(),
+        rank_files: MakeRankFiles = no_files,
+        neighbours: StartNeighbours | None = None,
     ) -> None:
-        """Starts the other ranks, if there are any, and makes the engine. ``files`` keep cached prefixes.
+        """Starts the other ranks, if there are any, and makes the engine. ``files`` and ``rank_files`` make
+        what keeps cached prefixes: for this process, and for each other rank. ``neighbours`` are other
+        servers that have some.
 
         ``on_leaving`` is called, on another thread, with the name of a rank that is about to stop: a
         data-parallel rank, or a rank of this server on another host. The other ranks can't compute without
@@ -59,13 +67,14 @@ class EngineHost:
         self.ranks: RankProcesses | None = None
         """The other tensor-parallel ranks, if there are any; they run ``rank_main``."""
         self._membership = Membership()
-        self._files = files or NoFiles()
+        self._neighbours = neighbours
         if config.num_expert_ranks > 1:
             check_model(config)
         if config.tensor_parallel > 1:
             self.ranks = RankProcesses(
                 config,
                 rank_main,
+                files=rank_files,
                 reports=reports,
                 on_fatal=on_fatal,
                 on_leaving=lambda rank: on_leaving(f"tensor-parallel rank {rank}"),
@@ -76,6 +85,7 @@ class EngineHost:
         if start_up is not None and config.num_expert_ranks > 1:
             start_up.ended("ranks")
         self._group = self._join_group(on_fatal, on_leaving)
+        self._files = files(self.ranks)
         with start_faults():
             self.engine = self._make_engine(config, start_up)
         self._loop = EngineLoop(
@@ -111,9 +121,10 @@ class EngineHost:
     def _make_engine(self, config: EngineConfig, start_up: StartUp | None) -> Engine | LeadEngine:
         tp, group = self._membership.tp, self._group
         if self.ranks is None:
-            return Engine(config, tp, lockstep=group, start_up=start_up, files=self._files)
+            files, neighbours = self._files, self._neighbours
+            return Engine(config, tp, lockstep=group, start_up=start_up, files=files, neighbours=neighbours)
         lockstep = None if group is None else LeadLockstep(group, self.ranks.tell)
-        engine = Engine(config, tp, lockstep=lockstep, start_up=start_up)
+        engine = Engine(config, tp, lockstep=lockstep, start_up=start_up, files=self._files)
         if self._membership.mesh is not None and group is None:
             self._membership.mesh.watch_closely()
         return LeadEngine(engine, self.ranks.tell)
@@ -168,7 +179,7 @@ class EngineHost:
     async def purge_files(self, wanted: PurgePrefixes) -> PurgedFiles:
         """Deletes what is wanted from files."""
         future: asyncio.Future[PurgedFiles] = self._event_loop.create_future()
-        self._files.purge(wanted, lambda purged: self.answer(future.set_result, purged))
+        self.post(lambda: self._files.purge(wanted, lambda purged: self.answer(future.set_result, purged)))
         return await asyncio.shield(future)
 
     def describe(

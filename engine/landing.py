@@ -13,7 +13,7 @@ from typing import TypeVar
 from engine.request import Request
 from engine.row_kinds import PlannedRow
 from engine.stats import EngineStats
-from engine.step.launched_step import RowResult, RowResults
+from engine.step.launched_step import RowResult, RowResults, StepDrafts
 from engine.step_result import Landed
 
 T = TypeVar("T")
@@ -25,7 +25,8 @@ class QuietRows:
 
     requests: Sequence[Request]
     accepted: Sequence[int]
-    num_tried: Sequence[int]
+    """Of all steps of a burst together."""
+    steps: Sequence[StepDrafts]
     tokens: Sequence[tuple[int, ...]]
 
     def land(self, read_s: float, stats: EngineStats, landed: Landed) -> list[tuple[float, int]]:
@@ -35,15 +36,19 @@ class QuietRows:
         Returns the time of each request's previous tokens, and the number of its new ones.
         """
         previous = []
-        for request, num_accepted in zip(self.requests, self.accepted, strict=True):
-            request.num_in_flight -= 1
-            request.num_planned += num_accepted - 1
+        num_steps = len(self.steps)
+        for request, num_accepted, newest in zip(
+            self.requests, self.accepted, self.steps[-1].accepted, strict=True
+        ):
+            request.num_in_flight -= num_steps
+            request.num_planned += num_accepted - num_steps
             request.num_computed += num_accepted
-            request.memory.state_index = num_accepted - 1
+            request.memory.state_index = newest - 1
             measured = request.measured
             previous.append((measured.last_token_s, num_accepted))
             measured.last_token_s = read_s
-        stats.count_quiet(self.requests, self.num_tried, self.accepted)
+        for step in self.steps:
+            stats.count_decoded(self.requests, step.num_tried, step.accepted)
         names = [request.request_id for request in self.requests]
         landed.outputs.add_all_tokens(dict(zip(names, self.tokens, strict=True)))
         return previous
@@ -69,7 +74,7 @@ def divide(
     quiet = QuietRows(
         _without(requests, loud),
         _without(accepted, loud),
-        _without(results.num_tried, loud),
+        [StepDrafts(_without(one.num_tried, loud), _without(one.accepted, loud)) for one in results.steps],
         _without(tokens, loud),
     )
     for request, gained in zip(quiet.requests, quiet.tokens, strict=True):

@@ -51,6 +51,7 @@ class EngineLoop:
         self._thread = threading.Thread(target=self._run, name="engine")
         self._turn_began_s: float | None = None
         """When the step or event that the thread runs began; None while the thread waits for an event."""
+        engine.bursts.is_wanted = lambda: not self._events.empty()
         self._step_deadline_s = step_deadline_s
         self._watch: Watch = NoWatch()
         if step_deadline_s:

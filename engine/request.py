@@ -14,6 +14,7 @@ from engine.memory.cached_start import CachedBlock, CachedState, Place
 from engine.memory.index_pool import NULL_INDEX
 from wire.messages.generation import FinishReason, RequestStats, TokenLogprobs
 from wire.messages.handoff import AnyTicket
+from wire.messages.neighbours import Neighbour
 from wire.messages.sampling_params import SamplingParams
 
 
@@ -162,6 +163,8 @@ class Request:
     (:mod:`engine.schedule.forks`)."""
     session: str = ""
     """The session that the request belongs to (:mod:`wire.messages.sessions`); empty: none."""
+    neighbour: Neighbour | None = None
+    """Another server that has more of the prompt cached; None: none is known."""
 
     lender: Lender | None = field(init=False, default=None)
     """Lets other servers read this request's memory; None: no server may read it."""
@@ -189,7 +192,7 @@ class Request:
     """Lengths of the prompt at which its state is to be kept, besides the cache mode's regular ones,
     ascending, and what each of them is (:mod:`engine.schedule.cache_modes`)."""
     fetch: Fetch | None = field(init=False, default=None)
-    """The cached prefix that is being read from files for this request."""
+    """The cached prefix that is being read from files, or from another server, for this request."""
     row: int = field(init=False, default=-1)
     prompt_logprobs: list[TokenLogprobs] = field(init=False, default_factory=list)
     finish_reason: FinishReason | None = field(init=False, default=None)

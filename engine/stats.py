@@ -25,29 +25,23 @@ class EngineStats:
         self._accepted = [0] * num_drafts
 
     def count(self, row: PlannedRow, result: RowResult) -> None:
-        """Counts one row of one step, and adds its drafts to the counts of the row's request."""
+        """Counts one row of one step, or of a burst."""
         if row.num_before < row.request.num_given:
             self._prefill_tokens += row.num_new
         if row.samples:
-            self._decode_tokens += result.accepted
-            if result.num_tried:
-                row.request.measured.num_drafted += result.num_tried
-                row.request.measured.num_accepted += result.accepted - 1
-                for position in range(result.num_tried):
-                    self._drafted[position] += 1
-                for position in range(result.accepted - 1):
-                    self._accepted[position] += 1
+            for num_tried, accepted in result.steps:
+                self.count_decoded([row.request], [num_tried], [accepted])
 
-    def count_quiet(
+    def count_decoded(
         self, requests: Sequence[Request], num_tried: Sequence[int], accepted: Sequence[int]
     ) -> None:
-        """Counts rows that all sampled, as :meth:`count` does."""
+        """Counts one step's rows that all sampled, and adds their drafts to the counts of their requests."""
         self._decode_tokens += sum(accepted)
         if not any(num_tried):
             return
         for request, tried, gained in zip(requests, num_tried, accepted, strict=True):
             request.measured.num_drafted += tried
-            request.measured.num_accepted += gained - 1
+            request.measured.num_accepted += max(0, gained - 1)
         for (tried, gained), num_rows in Counter(zip(num_tried, accepted, strict=True)).items():
             for position in range(tried):
                 self._drafted[position] += num_rows

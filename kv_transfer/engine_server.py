@@ -8,26 +8,32 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from engine.config import EngineConfig
+from engine.files.neighbours import StartNeighbours
 from engine.host import EngineHost
 from engine.step_result import StepResult
-from kv_transfer.files.file_store import FileStore
+from kv_transfer.ranks.files_of_ranks import server_files
 from kv_transfer.ranks.other_ranks import REPORTS
 from kv_transfer.ranks.rank_exchange import rank_main
+from kv_transfer.ranks.rank_files import rank_files
 from telemetry.engine_metrics import Measures
 from telemetry.start_up import StartUp
 from wire.errors import ConfigError, TwinfangError
 from wire.messages.generation import DrainNews, ServerInfo, SetDraining
 from wire.messages.prefixes import PrefixNews
 from wire.messages.purge import PurgeNews, PurgePrefixes
+from wire.messages.ranks import RankFileNews
 from wire.messages.sessions import SessionNews, TendSession
 from wire.server import GrpcServer
 from wire.tls.identity_files import IdentityFiles
 
 log = logging.getLogger(__name__)
 
+PURGE_COPY_S = 5.0
+"""How long a copy of a start is waited for that goes on when its owner's prompts have been deleted."""
 PURGE_POLL_S = 0.05
 """Between two looks whether requests under way have ended."""
 
@@ -81,7 +87,8 @@ class EngineServerConfig:
 class EngineServer:
     """Runs an engine and describes it to others. Each service is a subclass that adds its own calls.
 
-    ``on_step`` is called on the engine's thread with the result of each step.
+    ``on_step`` is called on the engine's thread with the result of each step. ``neighbours``: other servers
+    from whose host memory cached prefixes may be read.
     """
 
     def __init__(
@@ -93,6 +100,7 @@ class EngineServer:
         start_up: StartUp,
         on_step: Callable[[StepResult], None],
         local_prefill: bool = False,
+        neighbours: StartNeighbours | None = None,
     ) -> None:
         self._incarnation = incarnation
         self._served_model_name = config.served_model_name
@@ -101,17 +109,17 @@ class EngineServer:
         self._is_draining = False
         self._retained: dict[str, asyncio.TimerHandle] = {}
         """The ends of the times for which sessions' starts are retained."""
-        files = config.engine.file_cache
-        self._files = None if files is None else FileStore(files, incarnation, server.fail)
         self._host = EngineHost(
             config.engine,
             on_step=on_step,
             on_fatal=server.fail,
             on_leaving=server.stop_with,
             rank_main=rank_main(config.engine.role),
-            reports=REPORTS,
+            reports=(*REPORTS, RankFileNews),
             start_up=start_up,
-            files=self._files,
+            files=partial(server_files, config.engine.file_cache, incarnation, server.fail),
+            rank_files=rank_files,
+            neighbours=neighbours,
         )
         self._engine = self._host.engine
 
@@ -153,20 +161,31 @@ class EngineServer:
     async def purge(self, wanted: PurgePrefixes) -> PurgeNews:
         """Deletes cached prompts. Raises :class:`TwinfangError` if something in files may be left."""
         purges = self._engine.purges
-        ids = await self._host.ask(lambda: purges.begin(wanted))
         give_up = time.monotonic() + wanted.wait_s
+        left = await self._ended(await self._host.ask(lambda: purges.begin(wanted)), wanted, give_up)
+        num_starts = await self._host.ask(lambda: purges.purge(wanted))
+        files = await self._host.purge_files(wanted)
+        if files.error:
+            raise TwinfangError(f"not everything could be deleted: {files.error}")
+        # A start that was being written could not be deleted before.
+        ids = await self._host.ask(lambda: purges.under_way(wanted))
+        left |= await self._ended(
+            ids, wanted, max(give_up, time.monotonic() + PURGE_COPY_S), "copy ", "read "
+        )
+        num_starts += await self._host.ask(lambda: purges.purge(wanted))
+        return PurgeNews(num_starts, files.num_records, files.num_bytes, len(left))
+
+    async def _ended(
+        self, ids: frozenset[str], wanted: PurgePrefixes, give_up: float, *beginnings: str
+    ) -> frozenset[str]:
+        """Waits until what has these names has ended, or only names with these beginnings. Returns what has
+        not."""
+        purges = self._engine.purges
+        ids = frozenset(name for name in ids if name.startswith(beginnings or ""))
         while ids and time.monotonic() < give_up:
             await asyncio.sleep(PURGE_POLL_S)
             ids &= await self._host.ask(lambda: purges.under_way(wanted))
-        num_starts = await self._host.ask(lambda: purges.purge(wanted))
-        files = await self._host.purge_files(wanted)
-        # A start that was being written could not be deleted before.
-        num_starts += await self._host.ask(lambda: purges.purge(wanted))
-        if self._files is not None:
-            files += await asyncio.to_thread(self._files.purge_others, wanted)
-        if files.error:
-            raise TwinfangError(f"not everything could be deleted: {files.error}")
-        return PurgeNews(num_starts, files.num_records, files.num_bytes, len(ids))
+        return ids
 
     def _let_go_session(self, session: str) -> None:
         del self._retained[session]

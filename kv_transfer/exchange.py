@@ -28,6 +28,8 @@ from kv_transfer.reads.part_plan import Destination, PartPlan
 from kv_transfer.reads.peers import Peers
 from kv_transfer.reads.sink import TransferSink
 from kv_transfer.reads.transfer import TransferListener, TransferResult
+from kv_transfer.starts.neighbour_store import NeighbourStore
+from kv_transfer.starts.shared_starts import RegisteredStarts, SharedStarts
 from wire.channels import channels_of
 from wire.errors import CancelledRequestError
 from wire.http.address import host_port
@@ -59,7 +61,9 @@ class StateExchange(TransferListener, SourceListener):
         *,
         incarnation: str,
         lease_ttl_s: float,
+        neighbours: NeighbourStore | None = None,
     ) -> None:
+        """``neighbours``: servers that share cached prefixes in host memory with this one."""
         self._host = host
         self._engine = host.engine
         self._listener = listener
@@ -68,6 +72,7 @@ class StateExchange(TransferListener, SourceListener):
         num_ranks = 1 if ranks is None else ranks.size
         introduction = introduce(caches, incarnation, self._engine.fingerprint, num_ranks=num_ranks)
         self._thread = TransferThread(caches, incarnation, server.fail)
+        registered = RegisteredStarts.of(neighbours, self._engine, self._thread, config)
         # With several ranks, rank 0 sees a share of the bytes alone.
         digests = config.verify_handoffs != "off" and ranks is None and Digester.takes(caches)
         self._digester = Digester(caches, server.fail) if digests else None
@@ -75,14 +80,16 @@ class StateExchange(TransferListener, SourceListener):
         self._seals = make_seals(self._digester, host.answer, only_quick=only_quick)
         self._sink = TransferSink(self._thread, introduction, self, ranks, self._digester)
         self._other_ranks = OtherRanks(ranks, self._sink.take_report, incarnation=incarnation)
+        address = host_port(config.advertise_host or config.host, server.port)
         self._source = TransferSource(
             self._thread,
             introduction,
             self,
-            address=host_port(config.advertise_host or config.host, server.port),
+            address=address,
             lease_ttl_s=lease_ttl_s,
             max_leases=self._engine.capacity.max_held + 1,
             other_ranks=self._other_ranks.memories(),
+            max_loans=0 if registered is None else registered.max_loans,
         )
         self._thread.start(self._source, self._sink)
         # Only the engine's thread uses the next four fields.
@@ -103,8 +110,18 @@ class StateExchange(TransferListener, SourceListener):
         """The servers that this one reads from. Used only on the event loop."""
         self._keeper = LeaseRenewer(self.peers)
         self._followers = Followers(self.peers, self._followed)
-        follow = {FOLLOW.name: replies_handler(FOLLOW, self._feeds.follow)}
-        server.add_service(TRANSFER_SERVICE, transfer_handlers(self._source) | follow)
+        handlers = transfer_handlers(self._source)
+        handlers[FOLLOW.name] = replies_handler(FOLLOW, self._feeds.follow)
+        self.starts: SharedStarts | None = None
+        """None: this server shares no cached prefixes."""
+        if registered is not None:
+            self.starts = SharedStarts(
+                *(registered, host, self._thread, self._source, self._sink, self.peers),
+                address=address,
+                incarnation=incarnation,
+            )
+            handlers |= self.starts.handlers()
+        server.add_service(TRANSFER_SERVICE, handlers)
 
     def knows(self, ticket: AnyTicket) -> bool:
         """Whether the ticket's server can be read without a handshake."""
@@ -139,6 +156,8 @@ class StateExchange(TransferListener, SourceListener):
     async def close(self) -> None:
         """Stops the engine, then both sides: the engine must stop before the memory that others read is
         released."""
+        if self.starts is not None:
+            await self.starts.close()
         await self._followers.close()
         await self._keeper.close()
         await self.peers.close()
@@ -343,6 +362,10 @@ class StateExchange(TransferListener, SourceListener):
         self._leases_ended[lease.reason] += 1
         self._listener.lease_ended(lease)
         self._host.post(lambda: self._release(lease))
+
+    def loan_ended(self, lease: EndedLease) -> None:
+        assert self.starts is not None
+        self.starts.loan_ended(lease)
 
     def serving(self, is_on: bool) -> None:
         self._other_ranks.serve(is_on)

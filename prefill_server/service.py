@@ -23,6 +23,7 @@ from kv_transfer.engine_server import EngineServer
 from kv_transfer.exchange import ExchangeListener, StateExchange
 from kv_transfer.leases.source import EndedLease
 from kv_transfer.reads.transfer import TransferResult
+from kv_transfer.starts.neighbour_store import NeighbourStore
 from prefill_server.config import PrefillConfig
 from prefill_server.stream import RouterStreams
 from telemetry.server_spans import PrefillSpans
@@ -63,10 +64,20 @@ class PrefillService(EngineServer, ExchangeListener):
         tracing: Tracing | None = None,
         start_up: StartUp,
     ) -> None:
-        super().__init__(config, server, incarnation=incarnation, start_up=start_up, on_step=self._on_step)
+        neighbours = NeighbourStore()
+        super().__init__(
+            *(config, server),
+            incarnation=incarnation,
+            start_up=start_up,
+            on_step=self._on_step,
+            neighbours=neighbours,
+        )
         self._tracing = tracing
         self._exchange = StateExchange(
-            self._host, server, self, config, incarnation=incarnation, lease_ttl_s=config.lease_ttl_s
+            *(self._host, server, self, config),
+            incarnation=incarnation,
+            lease_ttl_s=config.lease_ttl_s,
+            neighbours=neighbours,
         )
         start_up.ended("transfer")
         self._calls: dict[str, asyncio.Queue[Answer | TwinfangError]] = {}
@@ -88,14 +99,20 @@ class PrefillService(EngineServer, ExchangeListener):
         await self._exchange.close()
 
     async def drain(self) -> None:
-        """Waits until all prompts that routers have sent are computed and their states are read. Routers send
-        no new prompts meanwhile."""
+        """Waits until all prompts that routers have sent are computed, their states are read, and starts are
+        handed over. Routers send no new prompts meanwhile."""
         give_up = time.monotonic() + DRAIN_S
         while await self._is_needed() and time.monotonic() < give_up:
             await asyncio.sleep(DRAIN_POLL_S)
 
     async def _is_needed(self) -> bool:
-        return bool(self._calls) or (await self.stats()).leases_held > 0
+        return self._is_busy or (await self.stats()).leases_held > 0
+
+    @property
+    def _is_busy(self) -> bool:
+        """Whether a prompt is computed, or starts are handed over."""
+        starts = self._exchange.starts
+        return bool(self._calls) or (starts is not None and starts.is_handing_over)
 
     # --- calls, on the event loop ----------------------------------------------------------------
 
@@ -118,6 +135,7 @@ class PrefillService(EngineServer, ExchangeListener):
             cache_salt=message.cache_salt,
             ticket=await self._usable(message.resume, message),
             session=message.session,
+            neighbour=message.neighbour,
         )
         if request.ticket is not None:
             self._exchange.announce(request.ticket)
@@ -169,12 +187,18 @@ class PrefillService(EngineServer, ExchangeListener):
         stats = await self._host.ask(lambda: self._exchange.stats())
         if not self._is_draining:
             return stats
-        return replace(stats, drain="draining" if self._calls or stats.leases_held else "drained")
+        return replace(stats, drain="draining" if self._is_busy or stats.leases_held else "drained")
 
     async def set_draining(self, message: SetDraining) -> None:
-        """Notes whether the server drains. No request moves: all prompts are still computed and read here."""
+        """Notes whether the server drains. No request moves: all prompts are still computed and read here.
+        Cached prefixes are handed to the servers that the message names."""
         self._note_draining(message)
         self._streams.tell_of_drain()
+        starts = self._exchange.starts
+        if starts is not None and message.is_draining:
+            starts.hand_over(message.heirs)
+        elif starts is not None:
+            await starts.keep()
 
     # --- events, on the engine's thread ----------------------------------------------------------
 

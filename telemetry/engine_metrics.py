@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -72,9 +72,23 @@ PACE_TOKENS = 64
 PACE_WEIGHT = 0.25
 
 
+@dataclass(frozen=True)
+class RankFileFigures:
+    """What the files of a rank other than 0 take, and what has moved there since the server's start."""
+
+    used_bytes: int
+    read_bytes: int
+    written_bytes: int
+    failures: Mapping[str, int]
+
+
 @dataclass
 class FileCacheFigures:
-    """What a server's files have of cached prefixes, and what has moved since the server's start."""
+    """What a server's files have of cached prefixes, and what has moved since the server's start.
+
+    Prefixes are counted by rank 0. For bytes and failures on all ranks see :meth:`total` and
+    :meth:`all_failures`.
+    """
 
     size_bytes: int = 0
     used_bytes: int = 0
@@ -93,8 +107,25 @@ class FileCacheFigures:
     purged: int = 0
     """Prefixes that purges have deleted."""
     failures: dict[FileFailure, int] = field(default_factory=lambda: dict.fromkeys(get_args(FileFailure), 0))
+    incomplete: int = 0
+    """Prefixes of which some ranks have their share and others do not, so that nobody reads them."""
+    others: dict[int, RankFileFigures] = field(default_factory=dict)
+    """What the other ranks have told last."""
     prompt_token_s: float = 0.0
     """Seconds in which the server computes one token of a prompt; 0: it has computed none yet."""
+
+    def total(self, name: str) -> int:
+        """Return a field's sum over all ranks; the value of rank 0 if others don't have the field."""
+        others = list(self.others.values())
+        return int(getattr(self, name)) + sum(getattr(one, name, 0) for one in others)
+
+    def all_failures(self) -> dict[FileFailure, int]:
+        """Return the failures of all ranks."""
+        others = list(self.others.values())
+        return {
+            kind: count + sum(one.failures.get(kind, 0) for one in others)
+            for kind, count in self.failures.items()
+        }
 
     def stepped(self, num_tokens: int, seconds: float) -> None:
         """Note how long a step with prompts alone took."""
@@ -106,6 +137,36 @@ class FileCacheFigures:
         self.prompt_token_s = token_s
 
 
+NeighbourFailure = Literal["gone", "form", "limit", "damaged", "late", "lost"]
+"""Why a cached prefix could not be read from another server. ``gone``: that server has given it up. ``form``:
+its starts have another form. ``limit``: it lends as much as it may. ``damaged``: other bytes came than were
+lent. ``late``: it did not answer in time. ``lost``: it is out of reach, or its lease had ended."""
+
+
+@dataclass
+class NeighbourCacheFigures:
+    """Cached prefixes read from other servers' host memory, and lent to other servers, since the server's
+    start."""
+
+    read: int = 0
+    """Prefixes that were read into host memory; those that a leaving server offered are among them."""
+    read_bytes: int = 0
+    computed: int = 0
+    """Prefixes of other servers that were computed instead: reading would have taken longer, or there was no
+    room."""
+    late: int = 0
+    """Prefixes whose reading took longer than was expected, so that they were computed."""
+    lent: int = 0
+    lent_bytes: int = 0
+    lent_now_bytes: int = 0
+    """Bytes of host memory that other servers may be reading now, as if nothing was shared."""
+    handed_over: int = 0
+    """Prefixes that other servers took when this one was drained."""
+    failures: dict[NeighbourFailure, int] = field(
+        default_factory=lambda: dict.fromkeys(get_args(NeighbourFailure), 0)
+    )
+
+
 class Measures:
     """Counts and times since the server's start. The engine's thread writes them, any thread may read them.
     Times are in seconds."""
@@ -114,11 +175,13 @@ class Measures:
         self,
         host_cache: HostCacheFigures | None = None,
         file_cache: FileCacheFigures | None = None,
+        neighbour_cache: NeighbourCacheFigures | None = None,
         flops: Callable[[int, int], float] = lambda start, end: 0.0,
     ) -> None:
         """``flops`` returns the FLOP of computing the tokens of a prompt from one position to another."""
         self.host_cache = host_cache or HostCacheFigures()
         self.file_cache = file_cache or FileCacheFigures()
+        self.neighbour_cache = neighbour_cache or NeighbourCacheFigures()
         self._flops = flops
         self.steps: dict[tuple[StepKind, StepRun], int] = {
             ("decode", "graph"): 0,  # other kinds of steps have no graphs
@@ -153,15 +216,23 @@ class Measures:
         self.saved_flops["host"] += self._flops(on_device, num_cached)
 
     def stepped(
-        self, kind: StepKind, run: StepRun, *, num_rows: int, num_tokens: int, launched_s: float, now: float
+        self,
+        kind: StepKind,
+        run: StepRun,
+        *,
+        num_rows: int,
+        num_tokens: int,
+        num_steps: int,
+        launched_s: float,
+        now: float,
     ) -> None:
-        """Note that a step was read back. If two steps are in flight, the time of the second step begins when
-        the first step ends."""
-        self.steps[kind, run] += 1
+        """Note that a step was read back, or a burst of ``num_steps`` equal ones. If two steps are in flight,
+        the time of the second step begins when the first step ends."""
+        self.steps[kind, run] += num_steps
         seconds = now - max(launched_s, self._last_landed_s)
-        self.step_seconds[kind].add(seconds)
+        self.step_seconds[kind].add(seconds / num_steps, num_steps)
         if kind == "prefill":
             self.file_cache.stepped(num_tokens, seconds)
-        self.batch_size.add(num_rows)
-        self.batch_tokens.add(num_tokens)
+        self.batch_size.add(num_rows, num_steps)
+        self.batch_tokens.add(num_tokens, num_steps)
         self._last_landed_s = now

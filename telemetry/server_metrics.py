@@ -18,6 +18,7 @@ from telemetry.engine_metrics import Measures
 from telemetry.families.file_cache import file_cache_families
 from telemetry.families.handoff import handoff_families
 from telemetry.families.host_cache import host_cache_families
+from telemetry.families.neighbour_cache import neighbour_cache_families
 from telemetry.families.speculation import speculation_families
 from telemetry.start_up import StartUp
 from wire.messages.generation import ServerInfo, ServerStats
@@ -135,6 +136,7 @@ def _of_measures(measures: Measures) -> Iterator[Metric]:
     yield from _of_requests(measures)
     yield from host_cache_families(measures.host_cache)
     yield from file_cache_families(measures.file_cache)
+    yield from neighbour_cache_families(measures.neighbour_cache)
     for name, text, tally in (
         ("batch_size", "Requests in a step.", measures.batch_size),
         ("batch_tokens", "Tokens in a step, drafts not counted.", measures.batch_tokens),

@@ -49,6 +49,7 @@ from wire.messages.handoff import (
     RenewLeases,
     Ticket,
 )
+from wire.messages.neighbours import BorrowReply, BorrowStart, OfferReply, OfferStart
 from wire.messages.prefixes import GetPrefixes, PrefixNews
 from wire.messages.purge import PurgeNews, PurgePrefixes
 from wire.messages.sessions import SessionNews, TendSession
@@ -130,6 +131,8 @@ SERVER_SERVICE = "twinfang.Server"
 FOLLOW = StreamMethod(TRANSFER_SERVICE, "Follow", Follow, (Progress, Ticket))
 END_LEASE = Method(TRANSFER_SERVICE, "EndLease", EndLease, Empty)
 RENEW_LEASES = Method(TRANSFER_SERVICE, "RenewLeases", RenewLeases, RenewedLeases)
+BORROW_START = Method(TRANSFER_SERVICE, "BorrowStart", BorrowStart, BorrowReply)
+OFFER_START = Method(TRANSFER_SERVICE, "OfferStart", OfferStart, OfferReply)
 ABANDON = Method(PREFILL_SERVICE, "Abandon", Abandon, Empty)
 HANDSHAKE = Method(TRANSFER_SERVICE, "Handshake", HandshakeRequest, HandshakeReply)
 DESCRIBE = Method(SERVER_SERVICE, "Describe", Describe, ServerInfo)

@@ -164,6 +164,7 @@ def engine_of(model_dir: Path, num_ranks: int, cores: list[int]) -> Any:
         device="cpu",
         tensor_parallel=num_ranks,
         num_threads=1,
+        stream_interval_s=0.0,
         max_num_seqs=32,
         max_model_len=MAX_MODEL_LEN,
         cache_mode="none",

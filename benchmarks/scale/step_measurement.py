@@ -67,6 +67,7 @@ def measure_costs(model_dir: Path, rounds: int = 2) -> Measured:
             cache_mode="none",
             cache_memory_bytes=CACHE_BYTES,
             num_threads=1,
+            stream_interval_s=0.0,
         )
     )
     _prefill_round(engine)

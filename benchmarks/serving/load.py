@@ -10,8 +10,9 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from benchmarks.serving.event_stream import EventStream, RefusedError, StreamError
@@ -201,11 +202,13 @@ async def timed_prompt(
     *,
     sent: float | None = None,
     keep: list[bytes] | None = None,
+    fields: Mapping[str, object] = MappingProxyType({}),
 ) -> Timing:
     """Sends a prompt and reads the answer.
 
     The request's time runs from ``sent``, by default from now. If ``keep`` is given, the server is asked for
-    token ids, and all events go there. Raises :class:`LoadError`, and :class:`RefusedError`.
+    token ids, and all events go there. ``fields`` are further ones of the body. Raises :class:`LoadError`,
+    and :class:`RefusedError`.
     """
     body = {
         "model": model,
@@ -217,6 +220,7 @@ async def timed_prompt(
         "skip_special_tokens": False,  # tokens without text would not show as events
         "stream": True,
         "stream_options": {"include_usage": True},
+        **fields,
     }
     if keep is not None:
         body["return_token_ids"] = True
@@ -251,6 +255,16 @@ def token_ids(events: list[bytes], num_tokens: int) -> list[int]:
     if len(found) != num_tokens:
         raise LoadError(f"the server returned the ids of {len(found)} tokens, not of {num_tokens}")
     return found
+
+
+def cached_tokens(events: list[bytes]) -> int:
+    """Returns the prompt's tokens that were not computed, by the usage in these events; 0 if it says
+    nothing."""
+    for event in reversed(events):
+        if event.startswith(b"data: {") and b'"usage"' in event:
+            usage = json.loads(event.removeprefix(b"data: ")).get("usage") or {}
+            return int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
+    return 0
 
 
 def _take(event: bytes, now: float, timing: Timing, broken: list[str]) -> None:

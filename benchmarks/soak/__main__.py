@@ -2,9 +2,12 @@
 
     python -m benchmarks.soak --minutes 30 --json benchmarks/results/soak.json --write-section
     python -m benchmarks.soak --seconds 120 --seed 3 --logs /tmp/soak
+    python -m benchmarks.soak --tiers --minutes 15 --json benchmarks/results/soak-tiers.json --write-section
 
 Two prefill servers, two decode servers and two routers run as processes. Clients send requests of a fixed
 pool with known answers, while servers are killed and restarted, frozen and thawed, drained and restarted.
+With --tiers the prefill servers keep cached prompts in little host memory and in files, which are damaged and
+deleted, and whose disks are full at times. This needs the right to mount a tmpfs.
 Ends with 1 if an answer is wrong, if a server does not give everything back or does not stop cleanly when
 asked, or if the sanitizer finds a fault.
 """
@@ -19,6 +22,7 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
+from benchmarks.soak.lineups import PLAIN, TIERS
 from benchmarks.soak.report import figures, section, write_section
 from benchmarks.soak.run import Settings, SoakError, soak
 from testing.repository import DOCS
@@ -37,6 +41,7 @@ def parser() -> argparse.ArgumentParser:
     length.add_argument("--minutes", type=float, default=30.0, metavar="M", help="of faults; default: 30")
     length.add_argument("--seconds", type=float, metavar="S")
     parser.add_argument("--seed", type=int, default=0, help="of requests and faults")
+    parser.add_argument("--tiers", action="store_true", help="host memory and files behind the device")
     parser.add_argument("--concurrency", type=int, default=16, metavar="N", help="default: 16")
     parser.add_argument("--json", type=Path, metavar="FILE", help="figures with machine and versions")
     parser.add_argument("--write-section", action="store_true", help="figures into docs/reliability.md")
@@ -47,7 +52,11 @@ def parser() -> argparse.ArgumentParser:
 def settings_of(options: argparse.Namespace) -> Settings:
     seconds = options.seconds or 60 * options.minutes
     return Settings(
-        seconds=seconds, seed=options.seed, concurrency=options.concurrency, very_long_freezes=0.02
+        seconds=seconds,
+        seed=options.seed,
+        lineup=TIERS if options.tiers else PLAIN,
+        concurrency=options.concurrency,
+        very_long_freezes=0.02,
     )
 
 

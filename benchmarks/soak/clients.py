@@ -24,7 +24,8 @@ MAX_CANCEL_S = 1.0
 class Clients:
     """``concurrency`` threads, each with its own connection to each router.
 
-    ``rest_s`` is a client's mean pause between two requests, ``cancelled`` the share of cancelled requests.
+    ``rest_s`` is a client's mean pause between two requests, ``cancelled`` the share of cancelled requests,
+    ``salted`` the share of those that no cache helps.
     ``outcomes`` grows as answers arrive.
     """
 
@@ -38,11 +39,12 @@ class Clients:
         concurrency: int,
         rest_s: float,
         cancelled: float = CANCELLED,
+        salted: float = SALTED,
     ) -> None:
         self.outcomes: list[Outcome] = []
         self._urls, self._questions, self._expected = urls, questions, expected
         self._rest_s = rest_s
-        self._shares = (STREAMED, cancelled, SALTED)
+        self._shares = (STREAMED, cancelled, salted)
         self._numbers = itertools.count()
         self._open = threading.Event()
         self._ended = threading.Event()

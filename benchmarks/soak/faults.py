@@ -1,4 +1,4 @@
-"""Random faults: servers killed, frozen and drained, one of each role at a time."""
+"""Random faults: servers killed, frozen and drained, their files disturbed, one of each role at a time."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import httpx
 
+from benchmarks.soak.file_faults import DAMAGED, FILE_WEIGHTS, FULL, REMOVED, FileFaults
 from testing.conditions import wait_until
 from testing.fleets.fleet import START_DEADLINE_S, START_INTERVAL_S, Fleet, Process
 
@@ -34,7 +35,10 @@ WEIGHTS = {KILLED: 0.3, DRAINED: 0.2, FROZEN_KILLED: 0.1, SHORT: 0.15, LONG: 0.2
 FREEZES = {SHORT: (0.05, 0.75 * DEADLINE_S), LONG: (1.25 * DEADLINE_S, 4 * DEADLINE_S)}
 FREEZES[FROZEN_KILLED] = FREEZES[LONG]
 FREEZES[VERY_LONG] = (1.1 * KEEPALIVE_S, 1.4 * KEEPALIVE_S)
-"""Seconds, at least and at most."""
+FULL_S = (1.0, 8.0)
+"""Seconds, at least and at most; ``FULL_S`` for a full disk."""
+KINDS = {"router": {SHORT, LONG}, "decode": {*WEIGHTS, VERY_LONG}}
+"""What may happen to a role, if not everything."""
 ROLES = {"prefill": 0.45, "decode": 0.45, "router": 0.1}
 
 
@@ -57,17 +61,24 @@ class Faults:
     """Chooses in the caller's thread what to disturb, and does it in its own threads.
 
     At most one process of each role is disturbed at a time, so that requests still have a server. A server
-    that ends by itself is started again, and recorded.
+    that ends by itself is started again, and recorded. ``files`` are for the faults of ``FILE_WEIGHTS``.
     """
 
     def __init__(
-        self, fleet: Fleet, *, seed: int, weights: Mapping[str, float], num_in_flight: Callable[[], int]
+        self,
+        fleet: Fleet,
+        *,
+        seed: int,
+        weights: Mapping[str, float],
+        num_in_flight: Callable[[], int],
+        files: FileFaults | None = None,
     ) -> None:
         self.struck: list[Struck] = []
         self._fleet = fleet
         self._rng = random.Random(f"faults {seed}")
         self._weights = weights
         self._num_in_flight = num_in_flight
+        self._files = files
         self._busy: dict[str, Future[None]] = {}  # by the disturbed process
         self._ended = threading.Event()
         self._pool = ThreadPoolExecutor(len(fleet.processes))
@@ -110,26 +121,28 @@ class Faults:
     def _strike_one(self) -> None:
         role = self._rng.choices(list(ROLES), list(ROLES.values()))[0]
         candidates = [process for process in self._fleet.processes if process.role == role]
-        weights = self._weights
-        if role == "router":
-            weights = {kind: weight for kind, weight in weights.items() if kind in (SHORT, LONG)}
+        kinds = KINDS.get(role, self._weights.keys())
+        weights = {kind: weight for kind, weight in self._weights.items() if kind in kinds}
         kind = self._rng.choices(list(weights), list(weights.values()))[0]
-        process, freeze_s = self._rng.choice(candidates), self._rng.uniform(*FREEZES.get(kind, (0.0, 0.0)))
+        least_s, most_s = FULL_S if kind == FULL else FREEZES.get(kind, (0.0, 0.0))
+        process, lasts_s = self._rng.choice(candidates), self._rng.uniform(least_s, most_s)
         down_s = self._rng.uniform(0.0, DOWN_S)
         if not any(one.name in self._busy for one in candidates):
-            self._busy[process.name] = self._pool.submit(self._strike, process, kind, freeze_s, down_s)
+            self._busy[process.name] = self._pool.submit(self._strike, process, kind, lasts_s, down_s)
 
     def _is_whole(self) -> bool:
         return all(one.is_alive for one in self._fleet.processes) and self._is_used("prefill", "decode")
 
     # --- a fault, in a thread of its own ---------------------------------------------------------
 
-    def _strike(self, process: Process, kind: str, freeze_s: float, down_s: float) -> None:
+    def _strike(self, process: Process, kind: str, lasts_s: float, down_s: float) -> None:
         struck, num_in_flight, note = time.monotonic(), self._num_in_flight(), ""
         if kind in FREEZES:
             process.freeze()
-            self._ended.wait(freeze_s)
-        if kind in (KILLED, FROZEN_KILLED):
+            self._ended.wait(lasts_s)
+        if kind in FILE_WEIGHTS:
+            note = self._disturb_files(process, kind, lasts_s)
+        elif kind in (KILLED, FROZEN_KILLED):
             process.kill()
         elif kind == DRAINED:
             code = process.stop()
@@ -142,6 +155,18 @@ class Faults:
         self._until_used(process)
         seconds = time.monotonic() - struck
         self.struck.append(Struck(kind, process.name, struck, seconds, num_in_flight, note))
+
+    def _disturb_files(self, process: Process, kind: str, lasts_s: float) -> str:
+        assert self._files is not None, "this fleet has no files"
+        if kind == DAMAGED:
+            process.kill()
+            return self._files.damage(process.name)
+        if kind == REMOVED:
+            self._files.remove(process.name)
+        elif kind == FULL:
+            with self._files.full(process.name):
+                self._ended.wait(lasts_s)
+        return ""
 
     def _revive(self, server: Process) -> None:
         """Restarts a server that ended although nobody told it to."""

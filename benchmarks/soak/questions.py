@@ -19,6 +19,7 @@ SAMPLING: tuple[dict[str, Any], ...] = (
     {"temperature": 0},
     {"temperature": 1.0, "top_p": 0.9, "top_k": 50},
 )
+NUM_SESSIONS, NUM_TURNS = 12, 5
 EACH = 8
 """Number of questions of each kind: every way of sampling, with drafts and without."""
 
@@ -63,6 +64,20 @@ def make_questions(seed: int) -> list[Question]:
         for kind, asked in kinds.items()
         for i, (prompt, max_tokens) in enumerate(asked)
     ]
+
+
+def make_turns(seed: int) -> list[Question]:
+    """Return conversations of ``NUM_TURNS`` turns: each prompt continues the one before, and names its
+    session."""
+    rng = random.Random(f"turns {seed}")
+    found: list[Question] = []
+    for session in range(NUM_SESSIONS):
+        prompt = _ids(rng, rng.randint(120, 260))
+        for turn in range(NUM_TURNS):
+            body = _body(list(prompt), rng.randint(4, 16), session) | {"session_id": f"session-{session}"}
+            found.append(Question(f"turn-{session}-{turn}", body))
+            prompt += _ids(rng, rng.randint(20, 120))
+    return found
 
 
 def _ids(rng: random.Random, count: int) -> list[int]:

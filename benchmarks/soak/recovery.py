@@ -22,8 +22,9 @@ from statistics import median
 
 from benchmarks.soak.answer import Outcome
 from benchmarks.soak.clients import Clients
+from benchmarks.soak.lineups import PLAIN
 from benchmarks.soak.questions import make_questions
-from benchmarks.soak.run import SERVERS, undisturbed, until_idle
+from benchmarks.soak.run import undisturbed, until_idle
 from testing.conditions import wait_until
 from testing.fleets.fleet import START_DEADLINE_S, Fleet, Process, make_processes, running
 from testing.marked_section import replace_between
@@ -77,9 +78,9 @@ def measure(folder: Path, say: Callable[[str], None]) -> list[Recovery]:
     """Measures all faults, one after the other."""
     questions = make_questions(0)
     expected = undisturbed(questions, folder)
-    names = {"router": tuple(SERVERS)}
+    names = {"router": tuple(PLAIN.servers)}
     servers, routers = make_processes(
-        folder, SERVERS, names, router_flags=ROUTER_FLAGS, environment=ENVIRONMENT
+        folder, PLAIN.servers, names, router_flags=ROUTER_FLAGS, environment=ENVIRONMENT
     )
     fleet = Fleet(folder, servers, routers, names)
     found = []
@@ -95,7 +96,7 @@ def measure(folder: Path, say: Callable[[str], None]) -> list[Recovery]:
         )
         try:
             for fault in FAULTS:
-                for name in SERVERS:
+                for name in PLAIN.servers:
                     found.append(_strike(fleet, clients, fault, fleet[name]))
                     say(str(found[-1]))
         finally:

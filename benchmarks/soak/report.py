@@ -13,8 +13,17 @@ from benchmarks.soak.faults import ENDED
 from benchmarks.soak.run import Soak
 from testing.marked_section import replace_between
 
-BEGIN = "<!-- written by: python -m benchmarks.soak --write-section -->"
-END = "<!-- end of what the soak writes -->"
+MARKS = {
+    "plain": (
+        "<!-- written by: python -m benchmarks.soak --write-section -->",
+        "<!-- end of what the soak writes -->",
+    ),
+    "tiers": (
+        "<!-- written by: python -m benchmarks.soak --tiers --write-section -->",
+        "<!-- end of what the soak of tiers writes -->",
+    ),
+}
+"""Where sections of docs/reliability.md begin and end, by the fleet."""
 MAX_EXAMPLES = 20
 """Most wrong answers and errors that the JSON shows in full."""
 
@@ -25,7 +34,7 @@ def figures(result: Soak, before: dict[str, object]) -> dict[str, Any]:
     errors = [outcome for outcome in result.outcomes if outcome.verdict == "error"]
     return {
         "machine": before,
-        "settings": vars(result.settings),
+        "settings": vars(result.settings) | {"lineup": result.settings.lineup.name},
         "seconds": round(result.seconds, 1),
         "questions": result.questions,
         "requests": len(result.outcomes),
@@ -45,6 +54,7 @@ def figures(result: Soak, before: dict[str, object]) -> dict[str, Any]:
         "pauses": len(result.checks),
         "load_averages": [round(check.load_average, 1) for check in result.checks],
         "seconds_until_idle": [round(check.seconds, 2) for check in result.checks],
+        "tiers": dict(result.tiers),
         "retries": dict(result.retries),
         "retries_quiet": dict(result.quiet_retries),
         "logged": result.logged,
@@ -89,13 +99,15 @@ def section(report: dict[str, Any]) -> str:
         "cancelled by the client, right as far as it came": report["cancelled_by_client"],
         "clear errors": _counted(report["errors"]),
         "wrong: other tokens, a stream cut off, an error that says nothing": report["wrong"],
-        "blocks, slots and leases not given back": report["leaked"],
+        "blocks, slots, leases, descriptors and memory not given back": report["leaked"],
         "times that the sanitizer found memory of others": report["state_corrupted"],
         "servers that did not stop cleanly": len(report["unclean_stops"]),
         "faults": f"{num_faults}: {_counted(faults)}",
         "retries by what went wrong": _counted(report["retries"]),
         "logged": _counted(logged),
     }
+    if report["tiers"]:
+        rows["seen in tiers, between two kills"] = _tiers(report["tiers"])
     lines = [
         f"{report['seconds'] / 60:.0f} minutes, {settings['concurrency']} clients, seed {settings['seed']}, "
         f"{num_faults} faults, {report['pauses']} pauses in which all had to be given back. "
@@ -116,6 +128,18 @@ def section(report: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _tiers(counts: dict[str, int]) -> str:
+    """Returns what tiers have counted: prefixes moved, and failures of files."""
+    words = {name.removesuffix("_prefixes_total"): count for name, count in counts.items()}
+    moved = {name.replace("_cache_", ": "): n for name, n in words.items() if "_total" not in name}
+    failed = {
+        f"files {name.partition(' ')[2]}": n
+        for name, n in words.items()
+        if name.startswith("file_cache_fail")
+    }
+    return _counted(moved | failed)
+
+
 def _span(values: list[float]) -> str:
     return f"{min(values):.1f} to {max(values):.1f}" if values else "unknown"
 
@@ -126,4 +150,4 @@ def _counted(counts: dict[str, int]) -> str:
 
 def write_section(document: Path, report: dict[str, Any]) -> None:
     """Replaces the text between the marks."""
-    replace_between(document, BEGIN, END, section(report))
+    replace_between(document, *MARKS[report["settings"]["lineup"]], section(report))

@@ -17,26 +17,14 @@ import httpx
 
 from benchmarks.soak.answer import Answer, Outcome, Sending, receive
 from benchmarks.soak.clients import Clients
-from benchmarks.soak.faults import DEADLINE_S, DRAINED, VERY_LONG, WEIGHTS, Faults, Struck
-from benchmarks.soak.questions import Question, make_questions
+from benchmarks.soak.faults import DRAINED, VERY_LONG, Faults, Struck
+from benchmarks.soak.file_faults import FileFaults, disks
+from benchmarks.soak.lineups import PLAIN, YARDSTICK, Lineup
+from benchmarks.soak.questions import Question
+from benchmarks.soak.tier_watch import TierWatch, deleted_segments
 from testing.fleets.fleet import Fleet, held, make_processes, running
 
-_MODEL = ("--max-model-len", "1024", "--threads", "1", "--speculative", "2", "--state-block-size", "64")
-_LEASES = ("--lease-ttl", str(DEADLINE_S))
-_CHUNKS = ("--max-batch-tokens", "192")
-"""With this flag long prompts run in several chunks, and are read meanwhile."""
-_PREFILL = ("prefill", *_MODEL, *_LEASES, *_CHUNKS, "--max-num-seqs", "16", "--cache-memory", "0.012")
-_DECODE = ("decode", *_MODEL, "--transfer-deadline", str(DEADLINE_S))
-SERVERS: dict[str, tuple[str, ...]] = {
-    "prefill-a": _PREFILL,
-    "prefill-b": _PREFILL,
-    "decode-a": (*_DECODE, "--max-num-seqs", "3", "--cache-memory", "0.004"),
-    "decode-b": (*_DECODE, "--max-num-seqs", "8", "--cache-memory", "0.008", "--local-prefill"),
-}
-"""Little memory, so that freed memory soon belongs to another request, and late bytes would show."""
-ROUTERS = {"router-a": tuple(SERVERS), "router-b": tuple(SERVERS)}
 ROUTER_FLAGS = ("--request-timeout", "90")
-YARDSTICK = {"yardstick": (*_DECODE, "--role", "both", "--max-num-seqs", "8", "--cache-memory", "0.1")}
 ENVIRONMENT = {"UCX_TLS": "^cma", "TWINFANG_SANITIZE": "1"}
 """Without CMA a prefill server takes part in being read, and can be stopped halfway."""
 IDLE_DEADLINE_S = 40.0
@@ -62,6 +50,7 @@ class Settings:
 
     seconds: float
     seed: int = 0
+    lineup: Lineup = PLAIN
     concurrency: int = 16
     rest_s: float = 0.05
     """A client's mean pause between two requests."""
@@ -75,7 +64,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Check:
-    """Memory that servers still held in a pause, by server; empty if nothing."""
+    """What servers still held in a pause, by server; empty if nothing."""
 
     seconds: float
     """Time until all memory was free, or until the deadline."""
@@ -109,6 +98,8 @@ class Soak:
     """The reason for an early end of the run."""
     seconds: float = 0.0
     """Seconds of faults, including pauses."""
+    tiers: Counter[str] = field(default_factory=Counter)
+    """What servers with tiers have counted, as far as it was seen before they were killed."""
 
     @property
     def wrong(self) -> list[Outcome]:
@@ -131,23 +122,36 @@ class Soak:
 def soak(settings: Settings, folder: Path, say: Callable[[str], None] = lambda _: None) -> Soak:
     """Runs the soak with logs in ``folder``. Raises :class:`SoakError` if the quiet fleet is already
     wrong."""
-    questions = make_questions(settings.seed)
+    lineup = settings.lineup
+    questions = lineup.questions(settings.seed)
     result = Soak(settings, len(questions))
     say(f"{len(questions)} questions for a server that nobody disturbs")
     expected = undisturbed(questions, folder)
-    servers, routers = make_processes(
-        folder, SERVERS, ROUTERS, router_flags=ROUTER_FLAGS, environment=ENVIRONMENT
-    )
-    fleet = Fleet(folder, servers, routers, ROUTERS)
-    with running(fleet), _clients(fleet, questions, expected, settings) as clients:
-        say("the fleet runs; quiet load")
-        _quiet(fleet, clients, result)
-        say("faults")
-        try:
-            _disturbed(fleet, clients, result, say)
-        except AssertionError as error:
-            result.problem = f"a wait that took too long: {error}"
-        result.unclean_stops += _stop(fleet)
+    with disks(folder, lineup.tiered) as directories:
+        servers, routers = make_processes(
+            folder,
+            lineup.started(directories),
+            lineup.routers,
+            router_flags=ROUTER_FLAGS,
+            environment=ENVIRONMENT,
+            with_metrics=lineup.tiered,
+        )
+        fleet = Fleet(folder, servers, routers, lineup.routers)
+        files = FileFaults(directories, settings.seed)
+        with (
+            running(fleet),
+            _clients(fleet, questions, expected, settings) as clients,
+            contextlib.closing(TierWatch(fleet, lineup.tiered)) as watch,
+        ):
+            say("the fleet runs; quiet load")
+            _quiet(fleet, clients, result)
+            say("faults")
+            try:
+                _disturbed(fleet, clients, files, watch, result, say)
+            except AssertionError as error:
+                result.problem = f"a wait that took too long: {error}"
+            result.tiers = watch.counted
+            result.unclean_stops += _stop(fleet)
     return result
 
 
@@ -193,6 +197,7 @@ def _clients(
         seed=settings.seed,
         concurrency=settings.concurrency,
         rest_s=settings.rest_s,
+        salted=settings.lineup.salted,
     )
     try:
         yield clients
@@ -214,10 +219,25 @@ def _quiet(fleet: Fleet, clients: Clients, result: Soak) -> None:
         )
 
 
-def _disturbed(fleet: Fleet, clients: Clients, result: Soak, say: Callable[[str], None]) -> None:
+def _disturbed(
+    fleet: Fleet,
+    clients: Clients,
+    files: FileFaults,
+    watch: TierWatch,
+    result: Soak,
+    say: Callable[[str], None],
+) -> None:
     settings = result.settings
-    weights = WEIGHTS | ({VERY_LONG: settings.very_long_freezes} if settings.very_long_freezes else {})
-    faults = Faults(fleet, seed=settings.seed, weights=weights, num_in_flight=lambda: clients.num_in_flight)
+    weights = dict(settings.lineup.weights)
+    if settings.very_long_freezes:
+        weights[VERY_LONG] = settings.very_long_freezes
+    faults = Faults(
+        fleet,
+        seed=settings.seed,
+        weights=weights,
+        num_in_flight=lambda: clients.num_in_flight,
+        files=files,
+    )
     result.outcomes, result.struck = clients.outcomes, faults.struck
     started = time.monotonic()
     try:
@@ -226,7 +246,7 @@ def _disturbed(fleet: Fleet, clients: Clients, result: Soak, say: Callable[[str]
             # No short stretch at the end: it would be over before the first fault.
             faults.strike_for(left if left < 1.5 * settings.pause_every_s else settings.pause_every_s)
             clients.pause()
-            result.checks.append(until_idle(fleet))
+            result.checks.append(until_idle(fleet, watch))
             result.seconds = time.monotonic() - started
             verdicts, check = Counter(one.verdict for one in result.outcomes), result.checks[-1]
             say(
@@ -243,23 +263,27 @@ def _disturbed(fleet: Fleet, clients: Clients, result: Soak, say: Callable[[str]
     result.retries = _retries(fleet) - result.quiet_retries
 
 
-def until_idle(fleet: Fleet) -> Check:
+def until_idle(fleet: Fleet, watch: TierWatch | None = None) -> Check:
     """Waits until every server has all its blocks, slots and leases back; returns what is missing at the
-    deadline."""
+    deadline, and what processes have grown by."""
     started = time.monotonic()
     while True:
         leaked = {name: held_by for name in fleet.servers if (held_by := _held(fleet, name))}
         seconds = time.monotonic() - started
         if not leaked or seconds > IDLE_DEADLINE_S:
-            return Check(seconds, leaked, os.getloadavg()[0])
+            grown = {} if watch is None else watch.grown()
+            both = {name: leaked.get(name, {}) | grown.get(name, {}) for name in leaked | grown}
+            return Check(seconds, both, os.getloadavg()[0])
         time.sleep(IDLE_POLL_S)
 
 
 def _held(fleet: Fleet, name: str) -> dict[str, int]:
     try:
-        return {kind: count for kind, count in held(fleet.stats(name)).items() if count}
+        found = held(fleet.stats(name))
     except grpc.RpcError:
         return {"servers that say nothing": 1}
+    found["deleted segments"] = deleted_segments(fleet.servers[name])
+    return {kind: count for kind, count in found.items() if count}
 
 
 def _retries(fleet: Fleet) -> Counter[str]:

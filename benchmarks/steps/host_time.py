@@ -152,6 +152,7 @@ class MeasuredServer:
             num_speculative=num_drafts,
             cache_memory_bytes=1 << 28,
             num_threads=1,
+            stream_interval_s=0.0,  # otherwise several steps share a plan and a message
         )
         self._num_drafts = num_drafts
         self._server = GrpcServer("127.0.0.1", 0)

@@ -102,6 +102,7 @@ def _config(directory: Path, options: argparse.Namespace, k: int, chunk: int) ->
         num_speculative=k,
         drafter="ngram" if k else None,
         num_threads=options.threads,
+        stream_interval_s=0.0,
     )
 
 

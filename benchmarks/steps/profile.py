@@ -130,6 +130,7 @@ class Steps:
                 cache_mode="none",
                 cache_memory_bytes=1 << 29,
                 num_threads=num_threads,
+                stream_interval_s=0.0,
             )
         )
         self.model_config = self._engine.model.config

@@ -38,6 +38,7 @@ def make_engine(values: argparse.Namespace, batch: int, *, sanitize: bool) -> En
         max_num_seqs=max(batch, 2),
         num_threads=values.threads,
         sanitize=sanitize,
+        stream_interval_s=0.0,
     )
     engine = Engine(config)
     for i in range(batch):

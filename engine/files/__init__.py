@@ -1,5 +1,6 @@
-"""Cached prefixes in files: which of them are written, which are read back, and for how long a request waits.
+"""What lies behind host memory: cached prefixes in files, and those in other servers' host memory.
 
-Files lie behind host memory (:mod:`engine.memory.host_tier`). What reads and writes them is
-:mod:`kv_transfer.files`.
+Here it is decided which of them are written, which are read, and for how long a request waits, and what is
+lent to other servers. Rank 0 decides for all ranks of a server. What moves the bytes is
+:mod:`kv_transfer.files` and :mod:`kv_transfer.starts`.
 """

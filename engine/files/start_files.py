@@ -2,6 +2,8 @@
 
 A *start* is a position from which a request can resume: a state, and the KV of all tokens before it. It moves
 in pages of host memory. The engine's thread calls everything here but :meth:`StartFiles.close`.
+
+Each rank has files with its share of each start. Only rank 0 asks what they hold: it answers for all ranks.
 """
 
 from __future__ import annotations
@@ -54,6 +56,10 @@ class FileJob:
     """Pages of the state; empty: no state is moved."""
     place: int = 0
     """Why the state was kept (:class:`engine.memory.cached_start.Place`)."""
+    number: int = 0
+    """Names the job, on all ranks. What it has written keeps the number for ever."""
+    address: str = ""
+    """Address of the server from whose host memory the start is read; empty: it is read from files."""
     salt: str = ""
     """The cache salt of the prompts that the start belongs to (:mod:`wire.messages.cache_salt`)."""
 
@@ -69,12 +75,12 @@ class FileJob:
 
 @dataclass(frozen=True)
 class FileJobs:
-    """What a plan asks of the files, after its copies to and from host memory."""
+    """What a plan asks of the files and of other servers, after its copies to and from host memory."""
 
     reads: tuple[FileJob, ...] = ()
     writes: tuple[FileJob, ...] = ()
     landed_pages: tuple[int, ...] = ()
-    """Pages that files have filled, and that hold starts since this plan."""
+    """Pages that were filled by reads, and that hold starts since this plan."""
 
 
 NO_JOBS = FileJobs()
@@ -123,18 +129,20 @@ class StartFiles(Protocol):
         """
 
     def start(self, on_news: Callable[[], None]) -> None:
-        """Begins to work. ``on_news`` is called on any thread when :meth:`landed` has something, or when one
-        more start may be written."""
+        """Begins to work. ``on_news`` is called on any thread when :meth:`landed` may have something, or when
+        one more start may be written."""
 
     @property
     def is_on(self) -> bool:
         """Whether there are files, and :meth:`start` was called."""
 
-    def has_block(self, key: bytes) -> bool:
-        """Whether files have the block with this key, and all blocks before it."""
+    def num_known(self, keys: Sequence[bytes]) -> int:
+        """Returns how many of the blocks with these keys, from a prompt's start, the files of all ranks
+        have."""
 
     def has_start(self, key: bytes) -> bool:
-        """Whether a request could start behind the block with this key."""
+        """Whether a request could start behind the block with this key, because all ranks can read their
+        shares."""
 
     def changes(self) -> Sequence[tuple[bytes, bool]]:
         """Returns the starts that came (True) and went (False) since the last call, in order."""
@@ -181,8 +189,8 @@ class NoFiles:
     def start(self, on_news: Callable[[], None]) -> None:
         pass
 
-    def has_block(self, key: bytes) -> bool:
-        return False
+    def num_known(self, keys: Sequence[bytes]) -> int:
+        return 0
 
     def has_start(self, key: bytes) -> bool:
         return False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from wire.errors import ConfigError
@@ -16,7 +16,7 @@ class FileCache:
     directory: Path
     """Each server takes a folder of its own in it."""
     num_bytes: int
-    """What the files of one server may take."""
+    """What the files of one server may take. Its ranks share it equally."""
     max_age_s: float | None = None
     """Files older than this are deleted; None: age alone deletes nothing."""
     wait_s: float = 0.0
@@ -35,10 +35,12 @@ class FileCache:
         if not 0 <= self.wait_s < math.inf:
             raise ConfigError(f"`file_cache_wait` must be at least 0, got {self.wait_s}")
 
+    def of_rank(self, num_ranks: int) -> FileCache:
+        """Returns the settings of one of a server's ranks."""
+        return replace(self, num_bytes=self.num_bytes // num_ranks)
 
-def check_tiers(
-    role: str, cache_mode: str, host_bytes: int, files: FileCache | None, tensor_parallel: int
-) -> None:
+
+def check_tiers(role: str, cache_mode: str, host_bytes: int, files: FileCache | None) -> None:
     """Raises :class:`ConfigError` for tiers that a server can't use."""
     if host_bytes < 0:
         raise ConfigError(f"`host_cache_bytes` must be at least 0, got {host_bytes}")
@@ -52,15 +54,8 @@ def check_tiers(
             f"`host_cache_bytes` {host_bytes} means nothing in `cache_mode` none, which keeps no prefixes; "
             "leave it out, or choose mode all"
         )
-    if files is None:
-        return
-    if not host_bytes:
+    if files is not None and not host_bytes:
         raise ConfigError(
             f"`file_cache_dir` {files.directory} needs `host_cache_bytes`: files are written from host "
             "memory and read into it; set it, for example to 8 GiB, or leave `file_cache_dir` out"
-        )
-    if tensor_parallel > 1:
-        raise ConfigError(
-            f"`file_cache_dir` {files.directory} is for servers of one rank, and `tensor_parallel` is "
-            f"{tensor_parallel}; leave `file_cache_dir` out, or use one rank"
         )

@@ -111,17 +111,21 @@ class HostBlock:
     num_children: int = 0
     moved_in: int = 0
     """Number of the last plan that moves the start."""
-    is_pinned: bool = False
-    """Whether the start is being written to files, so that it can't be given up."""
+    num_pins: int = 0
+    """How often the start is being written to files or is lent, so that it can't be given up."""
     session: str = ""
     """Like :attr:`CachedState.session`."""
     salt: str = ""
     """Like :attr:`CachedBlock.salt`."""
 
+    @property
+    def is_pinned(self) -> bool:
+        return self.num_pins > 0
+
 
 @dataclass(frozen=True, eq=False)
 class Reservation:
-    """Pages for a start that is being read from files."""
+    """Pages for a start that is being read from files, or from another server."""
 
     known: HostBlock | None
     """The last block on the way to the start that host memory has. It stays."""

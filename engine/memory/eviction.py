@@ -53,9 +53,12 @@ class EvictionPolicy(Protocol):
     def dropped(self, state: CachedState) -> None:
         """Notes that a state was given up, alone or with its block."""
 
+    def value(self, state: CachedState) -> float:
+        """Returns a number by which starts are compared: higher for one that is worth more."""
+
 
 class Unlearned:
-    """The events that a policy that learns nothing leaves aside."""
+    """The events that a policy that learns nothing leaves aside. It values what was used last."""
 
     def used(self, match: Match) -> None:
         pass
@@ -65,6 +68,9 @@ class Unlearned:
 
     def dropped(self, state: CachedState) -> None:
         pass
+
+    def value(self, state: CachedState) -> float:
+        return float(state.last_used)
 
 
 class LeafHeap:

@@ -120,8 +120,8 @@ class HostTier:
         self._num_dropped = 0
 
     def clear(self) -> None:
-        """Gives up everything but what is being written to files. Copies that no plan has taken yet are not
-        made."""
+        """Gives up everything but what is being written to files or is lent. Copies that no plan has taken
+        yet are not made."""
         for start in [*self._retained]:
             self.let_go(start)
         for start in [start for start in self._starts if not start.is_pinned]:
@@ -131,13 +131,8 @@ class HostTier:
         self._count_used()
 
     def purge(self, covers: Callable[[str], bool]) -> int:
-        """Gives up the starts whose cache salt ``covers`` holds for, retained ones too, between two plans.
-
-        A start that is being written to files stays. Returns the number of starts that went.
-        """
-        assert not [*self._demoted, *self._promoted], "copies of a plan are still to be made"
-        for start in [one for one in self._retained if covers(one.salt)]:
-            self.let_go(start)
+        """Gives up the starts whose cache salt ``covers`` holds for, between two plans, but what is retained
+        or pinned. Returns their number."""
         purged = [one for one in self._starts if covers(one.salt) and not one.is_pinned]
         for start in purged:
             self._give_up(start)
@@ -249,7 +244,7 @@ class HostTier:
         return True
 
     def share(self, key: bytes, session: str) -> None:
-        """Keeps a session's start like one that others use too. It counts as used now."""
+        """Keeps a session's start like one that others use too."""
         block = self.start(key)
         if block is not None and block.session == session:
             block.session = ""
@@ -262,6 +257,15 @@ class HostTier:
         block = self._blocks.get(key)
         return block if block is not None and block.is_start else None
 
+    def usable(self, key: bytes) -> HostBlock | None:
+        """Returns the block with a key if a request can start at its end. Without states it always can."""
+        block = self._blocks.get(key)
+        return block if block is not None and self._serves(block) else None
+
+    def by_last_use(self) -> list[HostBlock]:
+        """Returns all starts: retained ones first, then the others, last used first."""
+        return [*self._retained, *reversed(self._starts)]
+
     def retain(self, start: HostBlock) -> None:
         """Keeps a start until :meth:`let_go`."""
         self._starts.pop(start, None)
@@ -273,7 +277,7 @@ class HostTier:
             self._retained.remove(start)
             self._used(start)
 
-    # --- from files and to files -----------------------------------------------------------------
+    # --- from and to what lies behind host memory ------------------------------------------------
 
     def num_missing_pages(self, keys: Sequence[bytes]) -> int:
         """Returns the number of pages that a start takes, besides the blocks that host memory has."""
@@ -334,11 +338,11 @@ class HostTier:
             self._trim(reserved.known)
 
     def pin(self, start: HostBlock) -> None:
-        """Keeps a start until :meth:`unpin`."""
-        start.is_pinned = True
+        """Keeps a start until :meth:`unpin` is called as often."""
+        start.num_pins += 1
 
     def unpin(self, start: HostBlock) -> None:
-        start.is_pinned = False
+        start.num_pins -= 1
 
     # --- from the device -------------------------------------------------------------------------
 

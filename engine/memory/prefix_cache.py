@@ -86,8 +86,8 @@ class PrefixCache:
 
         The caller has checked :attr:`num_available_blocks`.
         """
-        while self._blocks.num_free < num:
-            self._evict_for_block()
+        while (num_missing := num - self._blocks.num_free) > 0:
+            self._evict_for_blocks(num_missing)
         return self._blocks.allocate(num, behind)
 
     def allocate_slot(self) -> int:
@@ -98,7 +98,7 @@ class PrefixCache:
     def clear(self) -> None:
         """Evict everything that no request holds, from host memory too."""
         while self._num_idle_blocks:
-            self._evict_for_block()
+            self._evict_for_blocks(self._num_idle_blocks)
         self.tier.clear()
 
     def purge(self, covers: Callable[[str], bool]) -> int:
@@ -113,7 +113,7 @@ class PrefixCache:
                 self._offer_block(node)
         for node in sorted(nodes, key=lambda one: -one.num_blocks):
             if node.is_idle_leaf and node.state is None:
-                self._remove(node)
+                self._remove([node])
                 if node.parent is not None:
                     self._offer_block(node.parent)
         return num_starts - self.journal.num_keys(Tier.DEVICE)
@@ -175,6 +175,21 @@ class PrefixCache:
         """Return the state at the end of a block; None if there is none."""
         node = self._nodes.get(key)
         return None if node is None else node.state
+
+    def start(self, key: bytes) -> CachedBlock | None:
+        """Return the block with a key if a request can start at its end; None otherwise."""
+        node = self._nodes.get(key)
+        return node if node is not None and node.state is not None else None
+
+    def by_value(self) -> list[CachedBlock]:
+        """Return the blocks at whose ends requests can start, most valuable first, without outdated ones."""
+        states = [state for state in self._states if state not in self._outdated]
+        return [state.node for state in sorted(states, key=self._policy.value, reverse=True)]
+
+    def salt_of(self, key: bytes) -> str:
+        """Return the cache salt of the prompts that a block belongs to; empty if it is gone."""
+        node, start = self._nodes.get(key), self.tier.start(key)
+        return node.salt if node is not None else "" if start is None else start.salt
 
     def outdate(self, key: bytes, session: str) -> bool:
         """Let a session's start at the end of a block be evicted before all others, from host memory too.
@@ -280,36 +295,56 @@ class PrefixCache:
     def _offer_block(self, node: CachedBlock) -> None:
         self._policy.offer_block(node)
 
-    def _evict_for_block(self) -> None:
-        self._evict(self._policy.next_block())
+    def _evict_for_blocks(self, most_blocks: int) -> None:
+        self._evict(self._policy.next_block(), most_blocks)
 
     def _evict_for_slot(self) -> None:
         outdated = next(iter(self._outdated), None)
         self._evict(self._policy.next_state() if outdated is None else outdated)
 
-    def _evict(self, victim: CachedBlock | CachedState) -> None:
+    def _evict(self, victim: CachedBlock | CachedState, most_blocks: int = 1) -> None:
         if isinstance(victim, CachedState):
             self._drop_state(victim)
             self._offer_block(victim.node)
             return
         if victim.state is not None:
             self._drop_state(victim.state)
-        self._demote_block(victim)
-        self._remove(victim)
-        if victim.parent is not None:
-            self._offer_block(victim.parent)
+        tail = self._tail(victim, most_blocks)
+        self._demote_blocks(tail)
+        self._remove(tail)
+        before = tail[-1].parent
+        if before is not None:
+            self._offer_block(before)
 
-    def _demote_block(self, node: CachedBlock) -> None:
-        """Let host memory have a block that is evicted. Here only states are starts."""
+    def _demote_blocks(self, tail: Sequence[CachedBlock]) -> None:
+        """Let host memory have blocks that are evicted. Here only states are starts."""
 
-    def _remove(self, node: CachedBlock) -> None:
-        """Remove an unused leaf from the tree and free its block."""
-        del self._nodes[node.key]
-        node.is_cached = False
-        self._num_idle_blocks -= 1
-        self._blocks.free(self.blocks_of([node]))
-        if node.parent is not None:
-            node.parent.num_children -= 1
+    def _tail(self, leaf: CachedBlock, most_blocks: int) -> list[CachedBlock]:
+        """Return a leaf and those blocks before it that the policy would choose next anyway: they have no
+        state, and were not used later."""
+        tail, node = [leaf], leaf.parent
+        while node is not None and len(tail) < most_blocks:
+            if (
+                node.num_users
+                or node.num_children > 1
+                or node.state is not None
+                or node.last_used > leaf.last_used
+            ):
+                break
+            tail.append(node)
+            node = node.parent
+        return tail
+
+    def _remove(self, tail: Sequence[CachedBlock]) -> None:
+        """Remove unused blocks from the tree and free them: a leaf, and blocks that lead to it."""
+        for node in tail:
+            del self._nodes[node.key]
+            node.is_cached = False
+        self._num_idle_blocks -= len(tail)
+        self._blocks.free(self.blocks_of(tail[::-1]))
+        before = tail[-1].parent
+        if before is not None:
+            before.num_children -= 1
 
     def _drop_state(self, state: CachedState) -> None:
         assert state.num_users == 0, "a state in use is never evicted"

@@ -127,6 +127,11 @@ class ValueEviction:
         if len(self._past) > max(MIN_PAST_STARTS, PAST_FACTOR * self._num_states):
             self._past.popitem(last=False)
 
+    def value(self, state: CachedState) -> float:
+        start_class, worth = divmod(self._index_of(state), NUM_WORTHS)
+        age = age_bin(self._num_requests - state.last_request)
+        return float(self._reuse.rates[start_class][age] * _WORTHS[worth])
+
     def _count_missed(self, match: Match) -> None:
         """Counts the deepest start that was given up and that the request could have used."""
         for key in reversed(match.keys[len(match.nodes) :]):

@@ -40,7 +40,7 @@ class LeadEngine:
         """Wraps ``own``, the engine of rank 0. The attributes copied from ``own`` concern no other rank."""
         self.own = own
         self._tell = tell
-        self.config, self.device = own.config, own.device
+        self.config, self.device, self.bursts = own.config, own.device, own.bursts
         self.model, self.fingerprint = own.model, own.fingerprint
         self.capacity, self.caches, self.grammars = own.capacity, own.caches, own.grammars
         self.measures, self.stats, self.prefix_news = own.measures, own.stats, own.prefix_news
@@ -82,8 +82,9 @@ class LeadEngine:
 
     def step(self) -> StepResult:
         news = self.own.grammar_news()  # only rank 0 waits for masks
-        self._tell(RunStep(news))
-        return self.own.step_with(news)
+        files = self.own.file_choices.news()  # and asks what has been read and written
+        self._tell(RunStep(news, files))
+        return self.own.step_with(news, files)
 
 
 class LeadPurges:

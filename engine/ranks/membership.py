@@ -18,7 +18,9 @@ from engine.parallel.tensor_parallel import ALONE, TensorParallel, join, leave
 log = logging.getLogger(__name__)
 
 GOODBYE_TIMEOUT_S = 5.0
-_OF_ONE_HOST = frozenset({"model_dir", "device", "num_threads", "niceness", "data_parallel", "nodes"})
+_OF_ONE_HOST = frozenset(
+    {"model_dir", "device", "num_threads", "niceness", "data_parallel", "nodes", "file_cache"}
+)
 """Settings that may differ between the hosts of one server."""
 
 
@@ -103,5 +105,6 @@ def _terms(config: EngineConfig) -> dict[str, str]:
     else:
         names = [field.name for field in fields(config) if field.name not in _OF_ONE_HOST]
         terms["`nodes.size`"] = config.nodes.size
+        terms["whether there is a `file_cache_dir`"] = config.file_cache is not None
     terms |= {f"`{name}`": getattr(config, name) for name in names}
     return {name: str(value) for name, value in terms.items()}

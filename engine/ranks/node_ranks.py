@@ -10,14 +10,14 @@ from typing import Any
 
 from engine.config import EngineConfig
 from engine.ranks.membership import check_model
-from engine.ranks.process import RankMain, RankPlace, RankProcess
+from engine.ranks.process import MakeRankFiles, RankMain, RankPlace, RankProcess, no_files
 from wire.errors import GroupLostError
 from wire.messages.ranks import LeaveServer, RankMet
 
 log = logging.getLogger(__name__)
 
 
-def run(config: EngineConfig, main: RankMain) -> None:
+def run(config: EngineConfig, main: RankMain, files: MakeRankFiles = no_files) -> None:
     """Runs this host's ranks until the server's rank 0 says that it stops.
 
     SIGTERM or SIGINT asks rank 0 to stop; until it has stopped, this host's ranks compute with it. A second
@@ -53,7 +53,7 @@ def run(config: EngineConfig, main: RankMain) -> None:
         *(nodes.rank, nodes.size, ranks.start, ranks.stop - 1, nodes.store.address),
     )
     for rank in ranks:
-        place = RankPlace(config, rank, logging.getLogger().level)
+        place = RankPlace(config, rank, logging.getLogger().level, files=files)
         processes.append(
             RankProcess(
                 place,

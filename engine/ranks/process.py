@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 from engine.config import EngineConfig
 from engine.device_faults import reported, start_faults
 from engine.engine import Engine
+from engine.files.start_files import NoFiles, StartFiles
 from engine.group.lockstep import FollowingLockstep
 from engine.group.mesh import Listener
 from engine.group.rank_link import RankLink, RankLogHandler
@@ -34,6 +35,15 @@ log = logging.getLogger(__name__)
 STOP_TIMEOUT_S = 10.0
 
 
+MakeRankFiles = Callable[[EngineConfig, int, RankLink], StartFiles]
+"""Makes the files of a rank, in its process, by the number of the rank and its link to rank 0. It must be
+defined at the top level of a module."""
+
+
+def no_files(config: EngineConfig, rank: int, link: RankLink) -> StartFiles:
+    return NoFiles()
+
+
 @dataclass(frozen=True)
 class RankPlace:
     """What a rank's process is given at its start."""
@@ -41,6 +51,8 @@ class RankPlace:
     config: EngineConfig
     rank: int
     log_level: int
+    files: MakeRankFiles = no_files
+    """Makes the rank's files with cached prefixes."""
     meeting_point: Path = Path()
     """File by which the ranks of one host find one another; see
     :func:`engine.parallel.tensor_parallel.join`."""
@@ -150,9 +162,12 @@ def _run(main: RankMain, place: RankPlace, connection: Connection) -> None:
         membership = place.enter()
         if is_elsewhere:
             home.send(RankMet())
+        files = place.files(place.config, place.rank, link)
         with start_faults():
-            engine = _make_engine(place.config, membership, link)
+            engine = _make_engine(place.config, membership, link, files)
+        files.start(lambda: None)
         main(engine, link)
+        files.close()
         membership.end()
         end_process(0)
     except EOFError:
@@ -172,14 +187,14 @@ def end_rank(fault: BaseException) -> NoReturn:
     os._exit(DEVICE_FAULT_EXIT_CODE if isinstance(fault, DeviceFaultError) else 1)
 
 
-def _make_engine(config: EngineConfig, membership: Membership, link: RankLink) -> Engine:
+def _make_engine(config: EngineConfig, membership: Membership, link: RankLink, files: StartFiles) -> Engine:
     mesh = membership.mesh
     if mesh is None:
-        return Engine(config, membership.tp)
+        return Engine(config, membership.tp, files=files)
     mesh.start(Listener())  # nothing to do here when the group is lost: rank 0 ends, and so does this rank
     if membership.is_lockstep:
-        return Engine(config, membership.tp, lockstep=FollowingLockstep(mesh, link))
-    engine = Engine(config, membership.tp)
+        return Engine(config, membership.tp, lockstep=FollowingLockstep(mesh, link), files=files)
+    engine = Engine(config, membership.tp, files=files)
     mesh.watch_closely()
     return engine
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
-import queue
 import tempfile
 import threading
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from engine.group.rank_link import RankLink
 from engine.parallel.tensor_parallel import leave
 from engine.ranks.membership import Membership
 from engine.ranks.node_links import NodeLinks
-from engine.ranks.process import RankMain, RankPlace, RankProcess
+from engine.ranks.process import MakeRankFiles, RankMain, RankPlace, RankProcess, no_files
 from telemetry.process_end import DEVICE_FAULT_EXIT_CODE
 from wire.codec import encode
 from wire.errors import DeviceFaultError, TwinfangError, WireError
@@ -33,9 +32,9 @@ reason."""
 class RankProcesses:
     """Ranks 1 and up. They end when this process ends, for whatever reason.
 
-    ``reports`` are the types of messages that a rank may send; see :meth:`listen`. ``on_fatal`` is called
-    when a rank has ended. ``on_leaving`` is called, on another thread, when another host is asked to stop; it
-    gets a rank of that host.
+    ``files`` makes each rank's files with cached prefixes. ``reports`` are the types of messages that a rank
+    may send; see :meth:`listen`. ``on_fatal`` is called when a rank has ended. ``on_leaving`` is called, on
+    another thread, when another host is asked to stop; it gets a rank of that host.
     """
 
     def __init__(
@@ -43,13 +42,15 @@ class RankProcesses:
         config: EngineConfig,
         main: RankMain,
         *,
+        files: MakeRankFiles = no_files,
         reports: tuple[type, ...] = (),
         on_fatal: Callable[[BaseException], None],
         on_leaving: Callable[[int], None] = lambda rank: None,
     ) -> None:
         self._reports = reports
-        self._reports_wait = queue.SimpleQueue[tuple[int, Any]]()
-        self._on_report: Callable[[int, Any], None] = lambda *report: self._reports_wait.put(report)
+        self._unheard: list[tuple[int, Any]] = []
+        self._listeners: dict[type, Callable[[int, Any], None]] = {}
+        self._files = files
         self._on_fatal = on_fatal
         self._on_leaving = on_leaving
         self._has_joined = self._is_stopping = False
@@ -92,15 +93,24 @@ class RankProcesses:
         """Process ids of the other ranks on this host."""
         return [process.pid for process in self._processes if process.pid is not None]
 
-    def listen(self, on_report: Callable[[int, Any], None]) -> None:
-        """Passes each report and the rank that sent it to ``on_report``, on that rank's thread.
+    def listen(self, on_report: Callable[[int, Any], None], *types: type) -> None:
+        """Passes each report of these types, and the rank that sent it, to ``on_report`` on that rank's
+        thread.
 
         Reports that came before this call are passed at once.
         """
         with self._report_lock:
-            self._on_report = on_report
-            while not self._reports_wait.empty():
-                on_report(*self._reports_wait.get())
+            self._listeners |= dict.fromkeys(types, on_report)
+            unheard, self._unheard = self._unheard, []
+            for rank, report in unheard:
+                self._hear(rank, report)
+
+    def _hear(self, rank: int, report: Any) -> None:
+        listener = self._listeners.get(type(report))
+        if listener is None:
+            self._unheard.append((rank, report))
+        else:
+            listener(rank, report)
 
     def tell(self, message: object) -> None:
         """Sends a message to every other rank, in order. May be called from any thread."""
@@ -123,7 +133,7 @@ class RankProcesses:
 
     def _place(self, rank: int) -> RankPlace:
         level, folder = logging.getLogger().level, Path(self._folder.name)
-        return RankPlace(self._config, rank, level, meeting_point=folder / "meeting-point")
+        return RankPlace(self._config, rank, level, files=self._files, meeting_point=folder / "meeting-point")
 
     def _listen(self, rank: int, link: RankLink) -> None:
         """Listens to a rank of another host. Its log lines are logged on that host."""
@@ -143,7 +153,7 @@ class RankProcesses:
     def _take(self, rank: int, report: Any) -> None:
         try:
             with self._report_lock:
-                self._on_report(rank, report)
+                self._hear(rank, report)
         except BaseException as error:
             log.exception("a report of rank %d could not be taken", rank)
             self._on_fatal(error)

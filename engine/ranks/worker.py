@@ -60,7 +60,7 @@ class RankWorker:
     def _carry_out(self, call: object) -> None:
         engine = self._engine
         if isinstance(call, RunStep):
-            engine.step_with(call.news)
+            engine.step_with(call.news, call.files)
         elif isinstance(call, AddRequest):
             with contextlib.suppress(TwinfangError):  # rank 0 refuses the request too, and tells the sender
                 engine.add(_request(call))

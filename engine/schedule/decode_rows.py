@@ -14,16 +14,28 @@ from engine.row_kinds import PlannedRow, is_decode_row
 from engine.schedule.cache_modes import CacheMode
 from engine.schedule.capacity import CapacityPlan
 from engine.schedule.ownership import Ownership
+from engine.schedule.step_plan import StepPlan
 
 
 class DecodeRows:
     """Plans decode rows one by one."""
 
-    def __init__(self, owned: Ownership, plan: CapacityPlan, mode: CacheMode, num_positions: int) -> None:
+    def __init__(
+        self,
+        owned: Ownership,
+        plan: CapacityPlan,
+        mode: CacheMode,
+        num_positions: int,
+        *,
+        num_ahead: int,
+    ) -> None:
+        """``num_ahead``: tokens for which a row gets blocks ahead if there are plenty, because only the first
+        step of a burst is planned (:mod:`engine.step.burst`)."""
         self._owned = owned
         self._plan = plan
         self._mode = mode
         self._num_positions = num_positions
+        self._num_ahead = num_ahead
 
     def is_next(self, request: Request) -> bool:
         """Whether the request's next row is a decode row: N-1 tokens are computed or in flight.
@@ -38,13 +50,13 @@ class DecodeRows:
         return is_decode_row(num_new=num_new, num_before=num_before, chunks_until=request.chunks_until)
 
     def restless(self, requests: Iterable[Request]) -> list[Request]:
-        """Returns the requests whose next row is not surely calm. This one look at all requests is all that
-        calm requests cost."""
-        more = self._num_positions - 1
+        """Returns the requests whose next row, or one of the next rows of a burst, is not surely calm. This
+        one look at all requests is all that calm requests cost."""
+        more, ahead = self._num_positions - 1, self._num_ahead
         return [
             request
             for request in requests
-            if request.num_planned + request.num_in_flight * more > request.calm_until
+            if request.num_planned + request.num_in_flight * more + ahead > request.calm_until
             or request.follower is not None
         ]
 
@@ -72,6 +84,13 @@ class DecodeRows:
         most = request.num_planned + request.num_in_flight * (self._num_positions - 1)
         return most <= request.calm_until and not request.awaits_masks
 
+    def num_calm_steps(self, plan: StepPlan) -> int:
+        """Returns for how many steps the plan's rows need nothing of the host, if each gains what it can."""
+        if plan.prefill_rows:
+            return 1
+        left = [row.request.calm_until - self._most_computed(row.request) for row in plan.decode_rows]
+        return 1 + max(0, min(left) // self._num_positions)
+
     def num_missing_blocks(self, request: Request) -> int:
         """Returns the number of blocks that the request lacks for its next row."""
         return self._owned.num_missing_blocks(request, self._reach(request, self._most_computed(request) + 1))
@@ -82,7 +101,24 @@ class DecodeRows:
         self._owned.grow(request, self._reach(request, most + 1))
         row = self.plan_as_is(request, most)
         request.calm_until = self._calm_until(request, most)
+        self._look_ahead(request, most)
         return row
+
+    def plan_calm(self, request: Request) -> PlannedRow:
+        """Plans the next row of a calm request that may not stay calm for a whole burst."""
+        self._look_ahead(request, self._most_computed(request))
+        return PlannedRow(request, request.num_planned, 1)
+
+    def _look_ahead(self, request: Request, most_computed: int) -> None:
+        """Gives a calm request the blocks for a burst, if a quarter of all blocks is free: so hardly any
+        request lacks them before this one needs them."""
+        if not self._num_ahead or request.calm_until < most_computed:
+            return
+        reach = self._reach(request, most_computed + 1 + self._num_ahead)
+        missing = self._owned.num_missing_blocks(request, reach)
+        if missing and 4 * self._owned.cache.num_available_blocks > self._plan.num_blocks:
+            self._owned.grow(request, reach)
+            request.calm_until = self._calm_until(request, most_computed)
 
     def plan_admitted(self, request: Request) -> PlannedRow:
         """Plans the first row of a request that has just been given the blocks of its tokens."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from engine.files.neighbours import NoNeighbours, StartNeighbours
 from engine.files.start_files import NO_JOBS, FileJobs, NoFiles, StartFiles
 from engine.memory.async_copy import Download
 from engine.memory.cached_start import HostCopy
@@ -29,13 +30,18 @@ class HostStore:
     """Copies of preempted requests' blocks and states, by request id, and the pages of cached prefixes."""
 
     def __init__(
-        self, caches: Caches, memory: HostMemory = NO_HOST_MEMORY, files: StartFiles | None = None
+        self,
+        caches: Caches,
+        memory: HostMemory = NO_HOST_MEMORY,
+        files: StartFiles | None = None,
+        neighbours: StartNeighbours | None = None,
     ) -> None:
-        """``memory`` is for cached prefixes; preempted requests take what they need besides. ``files`` lie
-        behind it."""
+        """``memory`` is for cached prefixes; preempted requests take what they need besides. ``files`` and
+        ``neighbours`` lie behind it."""
         self._caches = caches
         self._files = files or NoFiles()
-        self._pages = HostPages(caches, memory)
+        self._neighbours = neighbours or NoNeighbours()
+        self.pages = HostPages(caches, memory)
         self._stored: dict[str, _Stored] = {}
 
     @property
@@ -47,7 +53,7 @@ class HostStore:
     def save(self, swaps: Iterable[Swap], demoted: Iterable[HostCopy] = ()) -> None:
         """Copies blocks and states out of the pools, before others are written there."""
         self._stored |= {swap.request_id: self._read(swap) for swap in swaps}
-        self._pages.save(demoted)
+        self.pages.save(demoted)
 
     def fork(self, forks: Iterable[Fork]) -> None:
         """Copies blocks and states of computed prompts for the choices that start from them."""
@@ -66,7 +72,8 @@ class HostStore:
     ) -> None:
         """Copies blocks and states back, into the blocks and slots that they have now.
 
-        Behind these copies and those of :meth:`save`, files write and fill pages.
+        Behind these copies and those of :meth:`save`, pages are written to files, and filled from files or
+        from other servers.
         """
         # The device copies in the order of these calls. So nobody has to wait until the copies to the host
         # have been made.
@@ -75,11 +82,12 @@ class HostStore:
             kv = stored.kv.host.to(self._caches.kv.device, non_blocking=True)
             self._caches.write_blocks(swap.block_ids, kv)
             self._caches.state[swap.slot].copy_(stored.state.host, non_blocking=True)
-        self._pages.restore(promoted)
+        self.pages.restore(promoted)
         if jobs.reads or jobs.writes:
-            memory, settled = self._pages.memory, self._pages.settled()
+            memory, settled = self.pages.memory, self.pages.settled()
             for job in jobs.reads:
-                self._files.read(job, memory, settled)
+                source = self._neighbours if job.address else self._files
+                source.read(job, memory, settled)
             for job in jobs.writes:
                 self._files.write(job, memory, settled)
 

@@ -29,16 +29,25 @@ class BlockPrefixCache(PrefixCache):
     def _num_usable(self, nodes: Sequence[CachedBlock]) -> int:
         return len(nodes)
 
+    def start(self, key: bytes) -> CachedBlock | None:
+        return self._nodes.get(key)
+
+    def by_value(self) -> list[CachedBlock]:
+        leaves = [node for node in self._nodes.values() if not node.num_children]
+        return sorted(leaves, key=lambda node: node.last_used, reverse=True)
+
     def _enter(self, node: CachedBlock) -> None:
         self.journal.add(node.key)
         super()._enter(node)
 
-    def _demote_block(self, node: CachedBlock) -> None:
-        self.tier.demote(node)
+    def _demote_blocks(self, tail: Sequence[CachedBlock]) -> None:
+        for node in tail:
+            self.tier.demote(node)
 
-    def _remove(self, node: CachedBlock) -> None:
-        self.journal.remove(node.key)
-        super()._remove(node)
+    def _remove(self, tail: Sequence[CachedBlock]) -> None:
+        for node in tail:
+            self.journal.remove(node.key)
+        super()._remove(tail)
 
 
 class StatePrefixCache(PrefixCache):
@@ -60,7 +69,7 @@ class StatePrefixCache(PrefixCache):
 
     def _offer_block(self, node: CachedBlock) -> None:
         while node.num_users == 0 and node.num_children == 0 and node.state is None:
-            self._remove(node)
+            self._remove([node])
             if node.parent is None:
                 return
             node = node.parent

@@ -5,8 +5,10 @@ Only this module gives them to requests and takes them back.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
+from engine.files.file_choices import LookUp
 from engine.files.file_tier import FileTier
 from engine.memory.cached_start import HostBlock, Match, Place
 from engine.memory.eviction import EvictionPolicy
@@ -18,7 +20,8 @@ from engine.schedule.cache_modes import CacheMode
 from engine.schedule.capacity import CapacityPlan
 from engine.schedule.one_part_caches import make_prefix_cache
 from engine.schedule.sessions import Sessions
-from telemetry.engine_metrics import FileCacheFigures, HostCacheFigures
+from telemetry.engine_metrics import FileCacheFigures, HostCacheFigures, NeighbourCacheFigures
+from wire.messages.ranks import FileNews
 
 
 class Ownership:
@@ -41,6 +44,8 @@ class Ownership:
         self.cache = make_prefix_cache(plan, self.blocks, self.slots, fingerprint, policy, tier)
         self.files = files or FileTier(self.cache.tier)
         """Cached prefixes in files, behind host memory."""
+        self._newcomers: dict[str, Request] = {}
+        """Requests that have come since the last step; files may have their prompts."""
         self.sessions = Sessions(self.cache)
         self._mode = mode
         self._plan = plan
@@ -49,8 +54,8 @@ class Ownership:
         self._rows = list(range(max_num_seqs - 1, -1, -1))
 
     @property
-    def tier_figures(self) -> tuple[HostCacheFigures, FileCacheFigures]:
-        return self.cache.tier.figures, self.files.figures
+    def tier_figures(self) -> tuple[HostCacheFigures, FileCacheFigures, NeighbourCacheFigures]:
+        return self.cache.tier.figures, self.files.figures, self.files.neighbour_figures
 
     @property
     def free_rows(self) -> Sequence[int]:
@@ -59,11 +64,33 @@ class Ownership:
 
     # --- taking ----------------------------------------------------------------------------------
 
-    def fetch(self, request: Request) -> None:
-        """Begins to read from files what they have of a new request's prompt, if that pays."""
-        if self.files.is_on and request.ticket is None:
-            found, most_blocks = self._match(request), self._most_blocks(request)
-            request.fetch = self.files.fetch(found, most_blocks, request.cache_salt)
+    def came(self, request: Request) -> None:
+        """Notes a new request: before the next step its prompt is looked up in files and other servers."""
+        if request.ticket is None:
+            self._newcomers[request.request_id] = request
+
+    def look_ups(self, *, has_neighbour: bool) -> Iterator[LookUp]:
+        """Yields what the device has of the new requests' prompts; with ``has_neighbour``, only of those of
+        which another server has something."""
+        for name, request in self._newcomers.items():
+            neighbour = request.neighbour
+            if neighbour is not None:
+                num_blocks = neighbour.num_tokens // self._plan.block_size
+                lookup = LookUp(name, self._match(request), self._most_blocks(request))
+                yield replace(lookup, address=neighbour.address, num_blocks=num_blocks)
+            elif not has_neighbour:
+                yield LookUp(name, self._match(request), self._most_blocks(request))
+
+    def take_file_news(self, news: FileNews | None) -> None:
+        """Takes what rank 0 has decided about files before the plan that is about to be made."""
+        self.files.take_news(news)
+        for read in () if news is None else news.reads:
+            request = self._newcomers[read.request_id]
+            keys = self._match(request).keys[: read.num_blocks]
+            request.fetch = self.files.fetch(read.number, keys, request.cache_salt, read.address)
+            if request.fetch is None:
+                self.files.figures_of(read.address).computed += 1
+        self._newcomers.clear()
 
     def _most_blocks(self, request: Request) -> int:
         """Returns the most blocks that a start may have which comes from another tier.
@@ -244,18 +271,18 @@ class Ownership:
 
     # --- after a step ----------------------------------------------------------------------------
 
-    def computed(self, row: PlannedRow, num_accepted: int) -> None:
+    def computed(self, row: PlannedRow, num_accepted: int, newest: int) -> None:
         """Notes that a row was computed: full blocks and boundary states enter the prefix cache.
 
-        ``num_accepted`` positions of a decode row hold accepted tokens; a prefill row has computed all its
-        tokens.
+        ``num_accepted`` positions of a decode row hold accepted tokens, ``newest`` of them of the last step;
+        a prefill row has computed all its tokens.
         """
         request, memory = row.request, row.request.memory
         if memory.read_slot != NULL_INDEX:
             self._release_read_state(memory)
         is_decode = row.is_decode
         request.num_computed += num_accepted if is_decode else row.num_new
-        memory.state_index = num_accepted - 1 if is_decode else 0
+        memory.state_index = newest - 1 if is_decode else 0
         if not self._mode.caches:
             return
         if request.num_computed // self._plan.block_size > len(memory.nodes):

@@ -37,19 +37,19 @@ class Purges:
         return names
 
     def under_way(self, wanted: PurgePrefixes) -> frozenset[str]:
-        """Returns the ids of the requests that hold memory which is to be purged."""
-        scheduler = self._scheduler
+        """Returns the ids of the requests that hold memory which is to be purged, and names of what is being
+        read into it, written from it or lent."""
+        scheduler, owned = self._scheduler, self._scheduler.owned
         ended = chain(scheduler.held.values(), scheduler.quarantined.values())
         requests = chain(scheduler.active, scheduler.forks.waiting.values(), ended)
-        return frozenset(one.request_id for one in requests if wanted.covers(one.cache_salt))
+        names = [one.request_id for one in requests if wanted.covers(one.cache_salt)]
+        names += [f"read {n}" for n, one in owned.files.fetches.items() if wanted.covers(one.job.salt)]
+        starts = owned.cache.tier.by_last_use()
+        names += [f"copy {one.key.hex()}" for one in starts if one.is_pinned and wanted.covers(one.salt)]
+        return frozenset(names)
 
     def purge(self, wanted: PurgePrefixes) -> int:
-        """Deletes what no request holds, and lets nothing of it come in from files. Returns the number of
-        starts that were deleted.
-
-        A start that is being written to files stays until it is written or not: purge again then.
-        """
+        """Deletes what is not :meth:`under_way`. Returns the number of starts that were deleted."""
         owned = self._scheduler.owned
-        owned.files.purge(wanted.covers)
         owned.sessions.purge(wanted.covers)
         return owned.cache.purge(wanted.covers) + owned.cache.tier.purge(wanted.covers)

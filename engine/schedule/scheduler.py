@@ -63,6 +63,7 @@ class Scheduler:
         cuts: ExactCuts | None = None,
         long_prefill_threshold: int | None = None,
         joined_prompt_tokens: int | None = None,
+        burst_steps: int = 1,
         policy: EvictionPolicy | None = None,
         tier: HostTier | None = None,
         files: FileTier | None = None,
@@ -70,7 +71,8 @@ class Scheduler:
         """``policy`` decides what the prefix cache gives up; None: what was used least recently. ``tier``
         keeps in host memory what it gives up, and ``files`` lie behind that; None: nothing is kept.
         ``long_prefill_threshold`` is ``max_batch_tokens`` unless given. None of ``joined_prompt_tokens``:
-        prompts share a step whatever their length."""
+        prompts share a step whatever their length. Decode rows get blocks for ``burst_steps`` steps ahead if
+        there are plenty."""
         self.capacity = plan
         self._cuts = cuts
         self._num_positions = num_positions
@@ -86,9 +88,10 @@ class Scheduler:
             tier=tier,
             files=files,
         )
-        self._decode = DecodeRows(self.owned, plan, mode, num_positions)
+        ahead = (burst_steps - 1) * num_positions
+        self.decode = DecodeRows(self.owned, plan, mode, num_positions, num_ahead=ahead)
         self._chunks = PromptChunks(
-            *(self.owned, mode, self._decode),
+            *(self.owned, mode, self.decode),
             cuts=cuts,
             num_positions=num_positions,
             long_threshold=long_prefill_threshold or max_batch_tokens,
@@ -136,7 +139,7 @@ class Scheduler:
             request.chunks_until = request.num_given - 1
         self.waiting[request.request_id] = request
         self.forks.add(request)
-        self.owned.fetch(request)
+        self.owned.came(request)
 
     def transferred(self, request: Request, num_tokens: int) -> None:
         """Lets a request run from the next step on: its handed-over blocks and h(num_tokens) have landed."""
@@ -147,24 +150,24 @@ class Scheduler:
         self.owned.enter(request)
         self.running[request.request_id] = request
 
-    def launched(self, plan: StepPlan) -> None:
+    def launched(self, plan: StepPlan, num_steps: int = 1) -> None:
         """Notes that the plan's rows are being computed; further steps may be planned meanwhile."""
         for request, _, num_new, _ in plan.rows:
-            request.num_planned += num_new
-            request.num_in_flight += 1
+            request.num_planned += num_new * num_steps
+            request.num_in_flight += num_steps
         for row in plan.eventful_rows:
             if row.end < row.request.num_given:  # else no further chunk reads the slot
                 row.request.planned_slot = row.write_slot
 
-    def landed(self, row: PlannedRow, num_accepted: int) -> None:
-        """Notes that a launched row has been read back.
-
-        ``num_accepted``: positions of a decode row that were accepted.
-        """
-        row.request.num_in_flight -= 1
+    def landed(
+        self, row: PlannedRow, num_accepted: int, *, num_steps: int = 1, newest: int | None = None
+    ) -> None:
+        """Notes that a launched row has been read back. ``num_accepted`` positions of a decode row were
+        accepted, ``newest`` of them in the last of the steps that accepted any; None: all."""
+        row.request.num_in_flight -= num_steps
         if row.is_decode:
-            row.request.num_planned += num_accepted - 1
-        self.owned.computed(row, num_accepted)
+            row.request.num_planned += num_accepted - num_steps
+        self.owned.computed(row, num_accepted, num_accepted if newest is None else newest)
 
     def discard(self, plan: StepPlan, requests: Collection[Request]) -> StepPlan:
         """Ends requests before their planned rows are computed. Returns the plan without them."""
@@ -235,7 +238,6 @@ class Scheduler:
     def schedule(self) -> StepPlan:
         """Makes room, admits what fits and plans the next step."""
         files, tier = self.owned.files, self.owned.cache.tier
-        files.land()
         decode_rows, restless_rows, swap_out = self._plan_decode_rows()
         forks, admitted, swap_in = ([], [], []) if swap_out else self._admit()
         is_short_of_blocks = bool(swap_out)
@@ -256,8 +258,8 @@ class Scheduler:
         for request in prefilled:
             self.hold(request)
         for request in admitted:
-            if request.request_id in self.running and self._decode.is_next(request):
-                decode_rows.append(self._decode.plan_admitted(request))
+            if request.request_id in self.running and self.decode.is_next(request):
+                decode_rows.append(self.decode.plan_admitted(request))
         budget = self._max_batch_tokens - len(decode_rows) * self._num_positions
         prefill_rows = self._chunks.plan(self.running.values(), budget, decode_rows)
         left_rows += self._left_rows  # rows of the prefilled requests
@@ -274,9 +276,9 @@ class Scheduler:
         if self._giver is not None:
             return True
         missing = 0
-        for request in self._decode.restless(self.running.values()):
-            if not self._decode.is_calm(request) and self._decode.is_next(request):
-                missing += self._decode.num_missing_blocks(request)
+        for request in self.decode.restless(self.running.values()):
+            if not self.decode.is_calm(request) and self.decode.is_next(request):
+                missing += self.decode.num_missing_blocks(request)
         return missing > self.owned.cache.num_available_blocks
 
     def _plan_decode_rows(self) -> tuple[list[PlannedRow], list[PlannedRow], list[Swap]]:
@@ -286,19 +288,19 @@ class Scheduler:
         """
         planned: dict[Request, PlannedRow | None] = {}
         swap_out: list[Swap] = []
-        for request in self._decode.restless(self.running.values()):
+        for request in self.decode.restless(self.running.values()):
             planned[request] = None
-            if self._decode.is_calm(request):
-                planned[request] = PlannedRow(request, request.num_planned, 1)
-            elif request.request_id in self.running and self._decode.is_next(request):
-                missing = self._decode.num_missing_blocks(request)
+            if self.decode.is_calm(request):
+                planned[request] = self.decode.plan_calm(request)
+            elif request.request_id in self.running and self.decode.is_next(request):
+                missing = self.decode.num_missing_blocks(request)
                 while missing > self.owned.cache.num_available_blocks and request.request_id in self.running:
                     shares = self._shares(self.running.values())
                     swap_out.append(self._preempt(shares.first_to_go(self.running.values())))
                     self.num_preemptions += 1
                 if request.request_id in self.running:
-                    planned[request] = self._decode.plan(request)
-        return *self._decode.in_order(self.running.values(), planned), swap_out
+                    planned[request] = self.decode.plan(request)
+        return *self.decode.in_order(self.running.values(), planned), swap_out
 
     @property
     def _giver(self) -> Request | None:
@@ -416,7 +418,7 @@ class Scheduler:
         Preempted requests come before waiting ones.
         """
         waiting: Iterable[Request] = self.waiting.values()
-        if self.owned.files.is_on:
+        if self.owned.files.fetches:
             waiting = [one for one in waiting if not self.owned.files.holds_up(one.fetch)]
         is_soon = self._step < self._last_short_prompt + SHORT_PROMPT_STEPS
         if is_soon and self._takes_steps(FEW_ROWS + 1):

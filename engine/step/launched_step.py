@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from operator import add
 from typing import NamedTuple, overload
 
 import numpy as np
@@ -39,24 +40,41 @@ class RowResult(NamedTuple):
     """
 
     accepted: int
-    """Number of positions with valid tokens; 0 if the row had reached its end in an earlier step."""
+    """Number of positions with valid tokens, in all steps of a burst; 0 if the row had reached its end
+    before."""
     is_finite: bool
-    num_tried: int
-    """Number of drafts that were tried."""
+    steps: tuple[tuple[int, int], ...]
+    """For each step, the number of drafts that were tried, and of positions with valid tokens."""
     tokens: tuple[int, ...]
     """The gained tokens, ``accepted`` of them."""
     logprobs: tuple[TokenLogprobs, ...] | None
     drafts: tuple[int, ...] = ()
     """The drafts that the row's next step tries; known only for rows whose answers follow a grammar."""
 
+    @property
+    def newest(self) -> int:
+        """The number of positions with valid tokens in the last step that had any: the last of them holds the
+        newest state."""
+        return next((accepted for _, accepted in reversed(self.steps) if accepted), 0)
+
+
+@dataclass(frozen=True)
+class StepDrafts:
+    """What one step of a burst tried and accepted, by row."""
+
+    num_tried: list[int]
+    accepted: list[int]
+
 
 @dataclass(frozen=True)
 class RowResults(Sequence[RowResult]):
-    """The results of a step's rows, by column. Results of single rows are made only for those who ask."""
+    """The results of a step's rows, or of a burst's, by column. Results of single rows are made only for
+    those who ask."""
 
     accepted: list[int]
+    """Of all steps together."""
     is_finite: list[int]
-    num_tried: list[int]
+    steps: list[StepDrafts]
     tokens: list[tuple[int, ...]]
     logprobs: dict[int, list[TokenLogprobs]]
     """At all positions, by row."""
@@ -66,16 +84,25 @@ class RowResults(Sequence[RowResult]):
     @classmethod
     def of(
         cls,
-        results: NDArray[np.int64],
+        results: Sequence[NDArray[np.int64]],
         logprobs: dict[int, list[TokenLogprobs]],
         drafts: NDArray[np.int64] | None,
     ) -> RowResults:
-        """Take apart ``[rows, T + 3]`` results. Numpy's ``tolist`` takes a tenth of torch's time."""
-        accepted, is_finite, num_tried, *gained = results.T.tolist()
-        tokens = [row[:count] for row, count in zip(zip(*gained, strict=True), accepted, strict=True)]
-        return cls(
-            *(accepted, is_finite, num_tried, tokens, logprobs), None if drafts is None else drafts.tolist()
-        )
+        """Take apart the ``[rows, T + 3]`` results of each step. Numpy's ``tolist`` takes a tenth of torch's
+        time."""
+        first, *more = (_one_step(result) for result in results)
+        accepted, is_finite, steps, tokens = first.accepted, first.is_finite, [*first.steps], first.tokens
+        for one in more:
+            accepted = [*map(add, accepted, one.accepted)]
+            # A row that ended before this step has zeros.
+            ended = [not count for count in one.accepted]
+            is_finite = [
+                before and (now or over)
+                for before, now, over in zip(is_finite, one.is_finite, ended, strict=True)
+            ]
+            tokens = [*map(add, tokens, one.tokens)]
+            steps += one.steps
+        return cls(accepted, is_finite, steps, tokens, logprobs, None if drafts is None else drafts.tolist())
 
     def __len__(self) -> int:
         return len(self.accepted)
@@ -93,21 +120,28 @@ class RowResults(Sequence[RowResult]):
         return RowResult(
             accepted,
             is_finite,
-            self.num_tried[i],
+            tuple((step.num_tried[i], step.accepted[i]) for step in self.steps),
             self.tokens[i],
             tuple(self.logprobs[i][:accepted]) if reports else None,
             tuple(guessed[:num_drafts]),
         )
 
 
+def _one_step(results: NDArray[np.int64]) -> RowResults:
+    accepted, is_finite, num_tried, *gained = results.T.tolist()
+    tokens = [row[:count] for row, count in zip(zip(*gained, strict=True), accepted, strict=True)]
+    return RowResults(accepted, is_finite, [StepDrafts(num_tried, accepted)], tokens, {}, None)
+
+
 @dataclass(frozen=True)
 class LaunchedStep:
-    """A launched step. Only :meth:`read` waits for the device. Later steps may be launched before that."""
+    """A launched step, or a burst of them (:mod:`engine.step.burst`). Only :meth:`read` waits for the device.
+    Later steps may be launched before that."""
 
     plan: StepPlan
     launched_s: float
     run: StepRun
-    _results: Download
+    _results: list[Download]
     _drafts: Download | None
     _logprobs: list[RowLogprobs]
     _prompt_logprobs: list[tuple[Request, PromptLogprobs]]
@@ -124,17 +158,23 @@ class LaunchedStep:
         launched_s: float,
         run: StepRun,
         reporting: Collection[int],
+        earlier: Sequence[Download] = (),
     ) -> LaunchedStep:
-        """Queue the copy to the host after the step. ``reporting``: rows that want log-probabilities."""
+        """Queue the copy to the host after the step. ``reporting``: rows that want log-probabilities.
+        ``earlier``: the results of the burst's earlier steps."""
         return cls(
             plan,
             launched_s,
             run,
-            Download(step.results[: len(plan.rows)]),
+            [*earlier, Download(step.results[: len(plan.rows)])],
             _next_drafts(plan, step, state),
             _logprobs(plan, step, tensors) if reporting else [],
             _score_prompts(plan.rows, step, tensors.hidden, model) if reporting else [],
         )
+
+    @property
+    def num_steps(self) -> int:
+        return len(self._results)
 
     @property
     def is_followed(self) -> bool:
@@ -150,13 +190,14 @@ class LaunchedStep:
             self.run,
             num_rows=num_decode + len(prefill_rows),
             num_tokens=num_decode + sum(row.num_new for row in prefill_rows),
+            num_steps=self.num_steps,
             launched_s=self.launched_s,
             now=now,
         )
 
     def read(self) -> RowResults:
         """Wait until the device has run the step, and return one result for each of the plan's rows."""
-        found = self._results.wait().numpy()
+        found = [results.wait().numpy() for results in self._results]
         for request, scored in self._prompt_logprobs:
             request.prompt_logprobs += scored.read()
         reported: dict[int, list[TokenLogprobs]] = {}

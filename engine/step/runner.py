@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from engine.config import EngineConfig
+from engine.memory.async_copy import Download
 from engine.memory.caches import Caches, LayerCaches
 from engine.memory.row_fields import send
 from engine.models.causal_lm import CausalLM
@@ -21,6 +22,7 @@ from engine.schedule.capacity import CapacityPlan
 from engine.schedule.step_plan import StepPlan
 from engine.step.batch_builder import BatchBuilder
 from engine.step.buffers import StepBuffers
+from engine.step.burst import ONE_STEP, Burst
 from engine.step.checks import Checks
 from engine.step.draft_states import DraftStates, ReplayedStates, SlotStates
 from engine.step.drafters import MtpDrafter, NgramDrafter
@@ -181,8 +183,8 @@ class StepRunner:
         num_rows = self._buffers.captured(num_rows)
         return StepShape(num_rows, num_rows * self._num_positions, False)
 
-    def launch(self, plan: StepPlan, shape: StepShape) -> LaunchedStep:
-        """Start the plan's step, without waiting for the device.
+    def launch(self, plan: StepPlan, shape: StepShape, burst: Burst = ONE_STEP) -> LaunchedStep:
+        """Start the plan's step, without waiting for the device, and the further steps of a burst.
 
         ``shape`` is the shape that the group's ranks agreed on. The step fits into it.
         """
@@ -190,6 +192,7 @@ class StepRunner:
         self._send()
         launched_s = time.monotonic()
         run: StepRun = "eager"
+        earlier: list[Download] = []
         rows = plan.rows
         eventful = plan.eventful_rows
         for row in eventful:
@@ -211,6 +214,11 @@ class StepRunner:
             step, tensors, run = self._launch_decode(
                 plan, needs, max_seq_len, num_rows=num_rows, samples=bool(sampling), replays=replays
             )
+            while not self._reporting and burst.goes_on(len(earlier) + 1, launched_s):
+                earlier.append(Download(step.results[: len(rows)]))
+                max_seq_len += self._num_positions
+                step = self._builder.decode_step(num_rows, needs, max_seq_len=max_seq_len, samples=True)
+                tensors = self._program.run(step)
         self._states.after(eventful)
         return LaunchedStep.follow(
             plan,
@@ -221,6 +229,7 @@ class StepRunner:
             launched_s=launched_s,
             run=run,
             reporting=self._reporting,
+            earlier=earlier,
         )
 
     def _send(self) -> None:

@@ -1,7 +1,7 @@
 """The directory of a server's segments. Only the server's user can read it: files hold people's prompts.
 
-Each server locks a folder of its own, whose name says which model and layout it is for. The lock ends with
-the process, so a server that starts again finds what it has left.
+Each rank of a server locks a folder of its own, whose name says which model and layout it is for. The lock
+ends with the process, so a server that starts again finds what it has left.
 """
 
 from __future__ import annotations
@@ -19,29 +19,41 @@ from wire.errors import ConfigError
 SUFFIX = ".segment"
 MAX_SERVERS = 1000
 """Most servers of one model that share a directory."""
+LOCK_TIMEOUT_S, LOCK_PAUSE_S = 15.0, 0.1
+"""How long a rank waits for a folder that a process still has. A rank whose server was killed ends within
+10 s."""
 _READ = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class Directory:
     """A folder that this process has locked."""
 
-    def __init__(self, path: Path, lock: int) -> None:
+    def __init__(self, path: Path, number: int, lock: int) -> None:
         self.path = path
+        self.number = number
         self._lock = lock
 
     @classmethod
-    def take(cls, parent: Path, form: StartForm) -> Directory:
+    def take(cls, parent: Path, form: StartForm, number: int | None = None) -> Directory:
         """Locks a folder of ``parent`` for starts of this form, one that exists if possible.
+
+        ``number`` is that of the folder of the server's rank 0. With it, another rank finds what it has
+        written, also where several servers share the directory. A process that is about to end may still have
+        the folder. So this waits for the folder, and takes another one if it stays locked.
 
         Raises :class:`ConfigError` if the directory can't be used.
         """
         try:
             parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            for number in range(MAX_SERVERS):
-                path = parent / f"{form.fingerprint[:12]}-{form.layout[:12]}-{number}"
-                path.mkdir(mode=0o700, exist_ok=True)
-                path.chmod(0o700)
-                if (taken := cls.lock(path)) is not None:
+            until_s = time.monotonic() + LOCK_TIMEOUT_S
+            while number is not None and time.monotonic() < until_s:
+                taken = cls._lock_folder(parent, form, number)
+                if taken is not None:
+                    return taken
+                time.sleep(LOCK_PAUSE_S)
+            for other in range(MAX_SERVERS):
+                taken = cls._lock_folder(parent, form, other)
+                if taken is not None:
                     return taken
         except OSError as error:
             raise ConfigError(
@@ -51,12 +63,20 @@ class Directory:
         raise ConfigError(f"`file_cache_dir` {parent} is in use by {MAX_SERVERS} servers; give another one")
 
     @classmethod
-    def lock(cls, path: Path) -> Directory | None:
+    def _lock_folder(cls, parent: Path, form: StartForm, number: int) -> Directory | None:
+        """Locks the folder with this number; None if another process has it. Raises :class:`OSError`."""
+        path = parent / f"{form.fingerprint[:12]}-{form.layout[:12]}-{number}"
+        path.mkdir(mode=0o700, exist_ok=True)
+        path.chmod(0o700)
+        return cls.lock(path, number)
+
+    @classmethod
+    def lock(cls, path: Path, number: int = 0) -> Directory | None:
         """Locks a folder that is there; None: another process has locked it. Raises :class:`OSError`."""
         lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         with contextlib.suppress(BlockingIOError, PermissionError):
             fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return cls(path, lock)
+            return cls(path, number, lock)
         os.close(lock)
         return None
 

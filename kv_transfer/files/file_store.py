@@ -22,6 +22,7 @@ from engine.files.start_files import EndedJob, FileJob, HostBytes, PurgedFiles, 
 from engine.files.tier_settings import FileCache
 from kv_transfer.files.directory import Directory
 from kv_transfer.files.file_index import Page, runs
+from kv_transfer.files.names import NameChanges
 from kv_transfer.files.offline_purge import purge_others
 from kv_transfer.files.purge import Purge
 from kv_transfer.files.record import Record, header_bytes, owner_tag, pack_header, record_bytes
@@ -63,48 +64,68 @@ class _Task:
 
 
 class FileStore:
-    """Implements :class:`engine.files.start_files.StartFiles`. ``on_fatal`` gets a bug of the thread."""
+    """Files of one rank. Implements :class:`engine.files.start_files.StartFiles` for a server of one rank.
 
-    def __init__(self, settings: FileCache, name: str, on_fatal: Callable[[BaseException], None]) -> None:
+    ``on_fatal`` gets a bug of the thread. ``changes`` notes what the files have got and lost.
+    """
+
+    def __init__(
+        self,
+        settings: FileCache,
+        name: str,
+        on_fatal: Callable[[BaseException], None],
+        *,
+        changes: NameChanges | None = None,
+    ) -> None:
         self.figures = FileCacheFigures(size_bytes=settings.num_bytes)
         self._settings = settings
+        self._changes = changes
         self._sealer = Sealer.from_file(settings.key_file)
         self._name = f"files of {name}"
         self._thread = PollThread("files", torch.device("cpu"), on_fatal)
         self._on_news: Callable[[], None] | None = None
         self._ended: queue.SimpleQueue[EndedJob] = queue.SimpleQueue()
         # The engine's thread writes the next two.
-        self._num_queued_pages = 0
-        self._is_writing = False
+        self._asked_pages = 0
+        self._asked_writes = 0
         # The files' thread writes the next ones.
+        self._ended_pages = 0
+        self._ended_writes = 0
         self._reads: deque[_Task] = deque()
         self._purges: deque[Purge] = deque()
         self._write: tuple[FileJob, Iterator[int]] | None = None
         self._next_write_s = 0.0
         self._next_upkeep_s = 0.0
         self._writes_from_s = self._reads_from_s = 0.0
-        self._bytes_per_s = FIRST_RATE
+        self.bytes_per_s = FIRST_RATE
+        """How fast this rank has read lately."""
 
-    def open(self, form: StartForm) -> None:
-        """See :class:`StartFiles`. Raises :class:`ConfigError` if the size is too small for one start."""
+    def open(self, form: StartForm, number: int | None = None) -> None:
+        """See :class:`StartFiles`. ``number``: see :meth:`Directory.take`.
+
+        Raises :class:`ConfigError` if the size is too small for one start.
+        """
         least = record_bytes(FileJob((b"",), b"", 1, (1,) * form.has_kv, (1,) * form.state_pages), form) + 512
         if self._settings.num_bytes < least:
             raise ConfigError(
-                f"`file_cache_bytes` {self._settings.num_bytes} holds no cached prefix: a block and a state "
-                f"take {least} bytes; raise it, or leave it out"
+                f"`file_cache_bytes` gives a rank {self._settings.num_bytes} bytes, which hold no cached "
+                f"prefix: a block and a state take {least} bytes; raise it, or leave it out"
             )
         began_s = time.monotonic()
         self._form = form
         self._agent = FileAgent(self._name, max(BUFFER_BYTES, form.page_bytes))
-        directory = Directory.take(self._settings.directory, form)
+        directory = Directory.take(self._settings.directory, form, number)
+        self.folder_number = directory.number
         self._segments = Segments(
-            directory, self._settings, form, self._sealer, on_failure=self._failed, forget=self._forget
+            *(directory, self._settings, form, self._sealer, self._changes),
+            on_failure=self._failed,
+            forget=self._forget,
         )
         self._segments.load()
-        self._index = self._segments.index
+        self.index = self._segments.index
         self.figures.used_bytes = self._segments.used_bytes
         took_s = time.monotonic() - began_s
-        num_blocks, num_bytes = self._index.num_blocks, self.figures.used_bytes
+        num_blocks, num_bytes = self.index.num_blocks, self.figures.used_bytes
         log.info(
             "file cache %s: %d blocks, %d bytes, read in %.2f s",
             directory.path,
@@ -124,52 +145,63 @@ class FileStore:
     def is_on(self) -> bool:
         return self._on_news is not None
 
-    def has_block(self, key: bytes) -> bool:
-        return self._index.has_block(key)
+    def num_known(self, keys: Sequence[bytes]) -> int:
+        return next((n for n, key in enumerate(keys) if not self.index.has_block(key)), len(keys))
 
     def has_start(self, key: bytes) -> bool:
-        return self._index.has_start(key) and time.monotonic() >= self._reads_from_s
+        return self.may_read and self.index.has_start(key)
 
     def changes(self) -> Sequence[tuple[bytes, bool]]:
-        return self._index.changes()
+        return self.index.start_changes()
 
     def seconds(self, num_pages: int) -> float:
-        return self.read_s(self._num_queued_pages + num_pages)
+        return self.read_s(self._asked_pages - self._ended_pages + num_pages)
 
     def read_s(self, num_pages: int) -> float:
-        return LATENCY_S + num_pages * self._form.page_bytes / self._bytes_per_s
+        return LATENCY_S + num_pages * self._form.page_bytes / self.bytes_per_s
+
+    @property
+    def may_read(self) -> bool:
+        return time.monotonic() >= self._reads_from_s
 
     @property
     def may_write(self) -> bool:
-        return not self._is_writing and time.monotonic() >= self._writes_from_s
+        return self._asked_writes == self._ended_writes and time.monotonic() >= self._writes_from_s
 
     def read(self, job: FileJob, memory: HostBytes, settled: Settled) -> None:
-        self._num_queued_pages += job.num_pages
+        self._asked_pages += job.num_pages
         task = _Task(job, memory, settled)
         self._thread.post(lambda: self._reads.append(task))
 
     def write(self, job: FileJob, memory: HostBytes, settled: Settled) -> None:
-        self._is_writing = True
+        self._asked_writes += 1
         task = _Task(job, memory, settled)
         self._thread.post(lambda: self._begin_write(task))
 
     def landed(self) -> list[EndedJob]:
         ended: list[EndedJob] = []
         while not self._ended.empty():
-            one = self._ended.get()
-            if one.is_write:
-                self._is_writing = False
-            else:
-                self._num_queued_pages -= one.job.num_pages
-            ended.append(one)
+            ended.append(self._ended.get())
         return ended
+
+    @property
+    def pauses_s(self) -> tuple[float, float]:
+        """For how many seconds from now on nothing is read, and nothing is written."""
+        now_s = time.monotonic()
+        return max(0.0, self._reads_from_s - now_s), max(0.0, self._writes_from_s - now_s)
+
+    def pause(self, reads_s: float, writes_s: float) -> None:
+        """Reads and writes nothing new for so many seconds: another rank's disk has failed. Thread-safe."""
+        now_s = time.monotonic()
+
+        def pause() -> None:
+            self._reads_from_s = max(self._reads_from_s, now_s + reads_s)
+            self._writes_from_s = max(self._writes_from_s, now_s + writes_s)
+
+        self._thread.post(pause)
 
     def purge(self, wanted: PurgePrefixes, done: Callable[[PurgedFiles], None]) -> None:
         self._thread.post(lambda: self._begin_purge(wanted, done))
-
-    def purge_others(self, wanted: PurgePrefixes) -> PurgedFiles:
-        """Deletes what is wanted from folders of servers that do not run any more. For any thread."""
-        return purge_others(self._segments.folder, wanted, self._sealer)
 
     def close(self) -> None:
         if self._on_news is not None:
@@ -201,13 +233,20 @@ class FileStore:
         used_bytes = self._segments.used_bytes
         self._segments.purge()
         self.figures.used_bytes = self._segments.used_bytes
-        if self._on_news is not None and self.figures.used_bytes != used_bytes:
-            self._on_news()  # routers are told what is gone
-        if self._on_news is not None and 0.0 < self._writes_from_s <= time.monotonic():
+        may_write_again = 0.0 < self._writes_from_s <= time.monotonic()
+        if may_write_again:
             self._writes_from_s = 0.0
-            self._on_news()  # a start may be written again
+        has_changed = self.figures.used_bytes != used_bytes or (
+            self._changes is not None and not self._changes.is_empty
+        )
+        if self._on_news is not None and (may_write_again or has_changed):
+            self._on_news()
 
     def _end(self, job: FileJob, *, is_done: bool, is_write: bool, place: int = 0) -> None:
+        if is_write:
+            self._ended_writes += 1
+        else:
+            self._ended_pages += job.num_pages
         self.figures.used_bytes = self._segments.used_bytes
         self._ended.put(EndedJob(job, is_done, is_write, place))
         if self._on_news is not None:
@@ -227,13 +266,13 @@ class FileStore:
         if is_done:
             num_bytes = job.num_pages * self._form.page_bytes
             rate = num_bytes / max(1e-6, time.monotonic() - began_s)
-            self._bytes_per_s += 0.25 * (rate - self._bytes_per_s)
+            self.bytes_per_s += 0.25 * (rate - self.bytes_per_s)
             self.figures.read += 1
             self.figures.read_bytes += num_bytes
-        self._end(job, is_done=is_done, is_write=False, place=self._index.place_of(job.start))
+        self._end(job, is_done=is_done, is_write=False, place=self.index.place_of(job.start))
 
     def _read_pages(self, job: FileJob, memory: HostBytes) -> bool:
-        pages = self._index.pages_of(job.keys, num_state_pages=len(job.state_pages))
+        pages = self.index.pages_of(job.keys, num_state_pages=len(job.state_pages))
         if pages is None:
             self._failed("gone", "a cached prefix was given up before it was read")
             return False
@@ -259,7 +298,7 @@ class FileStore:
             data = self._agent.buffer.data[index * size : index * size + num_bytes]
             opened = segment.seal.open(record.offset, page.number, data, record.check(page.number))
             if opened is None:
-                self._index.drop_page(page)
+                self.index.drop_page(page)
                 self._failed(
                     "damaged", f"{segment.path.name}: page {page.number} of the record at {record.offset}"
                 )
@@ -303,7 +342,7 @@ class FileStore:
         job, memory = task.job, task.memory
         task.settled()
         segment = self._segments.room_for(record_bytes(job, self._form))
-        if segment is None or (job.parent and not self._index.has_block(job.parent)):
+        if segment is None or (job.parent and not self.index.has_block(job.parent)):
             self.figures.dropped += 1
             return
         self._register(segment)
@@ -341,7 +380,7 @@ class FileStore:
             segment,
             Record(
                 *(segment.end, job.keys, job.parent, job.num_blocks, job.place, len(job.block_pages), checks),
-                *(num_bytes, owner),
+                *(num_bytes, job.number, owner),
             ),
         )
         self.figures.written += 1
@@ -362,6 +401,7 @@ class FileStore:
         if purge.go_on():
             return
         self._purges.popleft()
+        purge.purged += purge_others(self._segments.folder, purge.wanted, self._sealer)
         self.figures.purged += purge.purged.num_records
         self.figures.used_bytes = self._segments.used_bytes
         purge.done(purge.purged)

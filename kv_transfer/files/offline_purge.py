@@ -86,7 +86,7 @@ def _delete_old(directory: Directory, older_than_s: float | None) -> PurgedFiles
 
 def _purge(directory: Directory, header: SegmentHeader, wanted: PurgePrefixes, sealer: Sealer) -> PurgedFiles:
     segments = Segments(
-        *(directory, FileCache(directory.path.parent, _ANY_SIZE), header.form, sealer),
+        *(directory, FileCache(directory.path.parent, _ANY_SIZE), header.form, sealer, None),
         on_failure=lambda kind, what: log.warning("%s: %s: %s", directory.path, kind, what),
         forget=lambda segment: None,
     )

@@ -37,7 +37,7 @@ class Purge:
         self.purged = PurgedFiles()
         self.done = done
         self._segments = segments
-        self._wanted = wanted
+        self.wanted = wanted
         self._pieces = self._run()
 
     def go_on(self) -> bool:
@@ -46,7 +46,7 @@ class Purge:
 
     def _run(self) -> Iterator[int]:
         """Yields the bytes of each piece."""
-        owner, older_than_s = self._wanted.owner, self._wanted.older_than_s
+        owner, older_than_s = self.wanted.owner, self.wanted.older_than_s
         for segment in self._segments.all:
             is_old = older_than_s is None or segment.header.created_s <= time.time() - older_than_s
             if not self._segments.has(segment) or not is_old:

@@ -22,9 +22,9 @@ from wire.messages.cache_salt import owner_of
 from wire.messages.prefixes import KEY_BYTES
 
 ALIGNMENT = 512
-FORMAT = 2
+FORMAT = 3
 """Increase it when the layout below changes, or when a model's blocks and states get other bits. Servers
-delete segments of another format. Format 1 had no owners."""
+delete segments of another format. Before format 3 records had no owners."""
 SEGMENT_ID_BYTES = 16
 MAX_BODY_BYTES = 64 << 20
 """A longer body is damage: it would hold the keys of 30 million tokens."""
@@ -35,7 +35,7 @@ _PREFIX = struct.Struct("<8sII16s")
 _RECORD_MAGIC = b"TWFRECO\n"
 _PURGED = struct.Struct("<8s4sI16s")
 _PURGED_MAGIC = b"TWFGONE\n"
-_BODY = struct.Struct("<16sIIIIII16s")
+_BODY = struct.Struct("<16sIIIIIIQ16s")
 PREFIX_BYTES = _PREFIX.size
 
 
@@ -105,6 +105,8 @@ class Record:
     """One check a page: pages of blocks first, then those of the state."""
     num_bytes: int
     """From the record's offset to that of the next one."""
+    number: int = 0
+    """The number of the job that has written it. The other ranks' shares have the same one."""
     owner: bytes = b""
     """What stands for the owner of the prompts (:meth:`kv_transfer.files.seal.Seal.tag`)."""
 
@@ -141,7 +143,7 @@ def pack_header(job: FileJob, checks: bytes, offset: int, seal: Seal) -> bytes:
     """Returns a record's prefix and body."""
     body = _BODY.pack(
         *(job.parent, len(job.parent), len(job.keys), len(job.block_pages), len(job.state_pages)),
-        *(job.num_blocks, job.place, owner_tag(job, seal)),
+        *(job.num_blocks, job.place, job.number, owner_tag(job, seal)),
     )
     data, check = seal.close(offset, HEADER, body + b"".join(job.keys) + checks)
     prefix = _PREFIX.pack(_RECORD_MAGIC, len(data), 0, check)
@@ -162,16 +164,17 @@ def parse_record(prefix: bytes, body: bytes, offset: int, seal: Seal, form: Star
     opened = seal.open(offset, HEADER, body, check)
     if opened is None:
         return None
-    parent, parent_bytes, num_keys, num_block_pages, num_state_pages, num_blocks, place, owner = (
-        _BODY.unpack_from(opened)
-    )
+    (
+        *(parent, parent_bytes, num_keys, num_block_pages, num_state_pages, num_blocks, place, number, owner),
+    ) = _BODY.unpack_from(opened)
     keys_end = _BODY.size + num_keys * KEY_BYTES
     keys = tuple(bytes(opened[i : i + KEY_BYTES]) for i in range(_BODY.size, keys_end, KEY_BYTES))
     pages = num_block_pages * form.page_bytes + bool(num_state_pages) * form.state_bytes
     num_bytes = align(header_bytes(num_keys, num_block_pages + num_state_pages) + pages)
     checks = bytes(opened[keys_end:])
+    parent = parent[:parent_bytes]
     return Record(
-        *(offset, keys, parent[:parent_bytes], num_blocks, place, num_block_pages, checks, num_bytes, owner)
+        *(offset, keys, parent, num_blocks, place, num_block_pages, checks, num_bytes, number, owner)
     )
 
 

@@ -17,6 +17,7 @@ from engine.files.start_files import StartForm
 from engine.files.tier_settings import FileCache
 from kv_transfer.files.directory import Directory
 from kv_transfer.files.file_index import Contents, FileIndex
+from kv_transfer.files.names import NameChanges
 from kv_transfer.files.record import (
     ALIGNMENT,
     PREFIX_BYTES,
@@ -80,6 +81,7 @@ class Segments:
         settings: FileCache,
         form: StartForm,
         sealer: Sealer,
+        changes: NameChanges | None = None,
         *,
         on_failure: Callable[[FileFailure, str], None],
         forget: Callable[[Segment], None],
@@ -90,7 +92,7 @@ class Segments:
         self._sealer = sealer
         self._on_failure = on_failure
         self._forget = forget
-        self.index = FileIndex(has_kv=form.has_kv, has_state=form.state_bytes > 0)
+        self.index = FileIndex(has_kv=form.has_kv, has_state=form.state_bytes > 0, changes=changes)
         self._segments: dict[Contents, Segment] = {}
         """Oldest first."""
         self._current: Segment | None = None

@@ -29,11 +29,15 @@ class Lease:
 class LeaseTable:
     """The leases of one lending server. ``epochs`` is the table's memory, int64, one cell per lease."""
 
-    def __init__(self, epochs: NDArray[np.int64], *, ttl_s: float, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, epochs: NDArray[np.int64], *, ttl_s: float, clock: Callable[[], float], first_id: int = 0
+    ) -> None:
+        """``first_id`` is the id of the lease in the first cell."""
         self._epochs = epochs
         self._ttl_s = ttl_s
         self._clock = clock
-        self._free = list(range(len(epochs) - 1, -1, -1))
+        self._first_id = first_id
+        self._free = list(range(first_id + len(epochs) - 1, first_id - 1, -1))
         self._leases: dict[int, Lease] = {}  # the soonest to expire comes first
         self._open: dict[int, Lease] = {}  # leases of prompts that are still computed; they do not expire
 
@@ -67,7 +71,7 @@ class LeaseTable:
         if not self._free:
             raise RuntimeError(f"all {len(self._epochs)} leases are taken")
         lease_id = self._free.pop()
-        return Lease(lease_id, int(self._epochs[lease_id]), request_id, expires_at)
+        return Lease(lease_id, int(self._epochs[lease_id - self._first_id]), request_id, expires_at)
 
     def end(self, lease_id: int, epoch: int) -> Lease | None:
         """Ends a lease and increments its cell. Returns None if the lease has already ended: then the message
@@ -75,7 +79,7 @@ class LeaseTable:
         lease = self._find(lease_id)
         if lease is None or lease.epoch != epoch:
             return None
-        self._epochs[lease_id] = epoch + 1
+        self._epochs[lease_id - self._first_id] = epoch + 1
         self._leases.pop(lease_id, None)
         self._open.pop(lease_id, None)
         self._free.append(lease_id)

@@ -1,6 +1,7 @@
 """The lending side of the handoff: memory that other servers read under a lease.
 
-Prefill servers lend computed prompts. Decode servers lend the states that they keep.
+Prefill servers lend computed prompts, and to one another cached prefixes in host memory. Decode servers lend
+the states that they keep.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ LINGER_S = 5e-3
 arrived."""
 CONNECT_WINDOW_S = 5.0
 """How long to poll often after a handshake, even with no lease held: a peer connects only while we poll."""
+START_TTL_S = 10.0
+"""How long a cached prefix in host memory is lent. Its reader gives up sooner."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,9 @@ class SourceListener:
 
     def lease_ended(self, lease: EndedLease) -> None:
         """Called once for each lease, after its epoch has changed."""
+
+    def loan_ended(self, lease: EndedLease) -> None:
+        """The same for each lease of a cached prefix."""
 
     def serving(self, is_on: bool) -> None:
         """Called with True when other servers may begin to read, and with False when reads are over."""
@@ -89,13 +95,18 @@ class TransferSource(ThreadUser):
         lease_ttl_s: float,
         max_leases: int,
         other_ranks: Sequence[RankMemory] = (),
+        max_loans: int = 0,
     ) -> None:
-        epochs = torch.zeros(max_leases, dtype=torch.int64)
+        """``max_loans``: leases of cached prefixes, besides ``max_leases`` others."""
+        epochs = torch.zeros(max_leases + max_loans, dtype=torch.int64)
         self._introduction = introduction
         self._listener = listener
         self._address = address
         self._lease_ttl_s = lease_ttl_s
-        self._leases = LeaseTable(epochs.numpy(), ttl_s=lease_ttl_s, clock=time.monotonic)
+        cells, clock = epochs.numpy(), time.monotonic
+        self._first_loan = max_leases
+        self._leases = LeaseTable(cells[:max_leases], ttl_s=lease_ttl_s, clock=clock)
+        self._loans = LeaseTable(cells[max_leases:], ttl_s=START_TTL_S, clock=clock, first_id=max_leases)
         self._lock = threading.Lock()  # for the lease table: the engine grants, several threads end leases
         self._thread = thread
         thread.agent.register(epochs)
@@ -116,7 +127,7 @@ class TransferSource(ThreadUser):
 
     @property
     def num_leases(self) -> int:
-        return len(self._leases)
+        return len(self._leases) + len(self._loans)
 
     def handshake(self, request: HandshakeRequest) -> HandshakeReply:
         """Returns all that a reader needs to read from here.
@@ -188,6 +199,16 @@ class TransferSource(ThreadUser):
         self._thread.post(self._expect_reader)
         return early.completed(block_ids, state_slot, digests) if is_settled else None
 
+    def lend(self, name: str) -> Lease:
+        """Leases a cached prefix, whose pages stay unchanged until the lease has ended."""
+        with self._lock:
+            lease = self._loans.grant(name)
+        self._thread.post(self._expect_reader)
+        return lease
+
+    def _table_of(self, lease_id: int) -> LeaseTable:
+        return self._leases if lease_id < self._first_loan else self._loans
+
     def revoke(self, ticket: AnyTicket) -> None:
         """Ends a lease before this call returns, because its memory is about to be reused."""
         with self._lock:
@@ -210,7 +231,7 @@ class TransferSource(ThreadUser):
 
     def poll(self) -> float:
         with self._lock:
-            expired = self._leases.end_expired()
+            expired = [*self._leases.end_expired(), *self._loans.end_expired()]
         for lease in expired:
             self._tell(lease, "expired")
         now = time.monotonic()
@@ -237,7 +258,7 @@ class TransferSource(ThreadUser):
 
     def _end(self, lease_id: int, epoch: int, reason: Literal["done", "ended"]) -> None:
         with self._lock:
-            lease = self._leases.end(lease_id, epoch)
+            lease = self._table_of(lease_id).end(lease_id, epoch)
         self._note_news()
         if lease is None:
             log.debug("lease %d, epoch %d, had already ended", lease_id, epoch)
@@ -247,7 +268,11 @@ class TransferSource(ThreadUser):
     def _tell(self, lease: Lease, reason: Literal["done", "ended", "expired"]) -> None:
         if reason != "done":
             self._last_unread_s = time.monotonic()
-        self._listener.lease_ended(EndedLease(lease.request_id, lease.lease_id, lease.epoch, reason))
+        ended = EndedLease(lease.request_id, lease.lease_id, lease.epoch, reason)
+        if lease.lease_id < self._first_loan:
+            self._listener.lease_ended(ended)
+        else:
+            self._listener.loan_ended(ended)
 
     def _note_news(self) -> None:
         self._last_news_s = time.monotonic()

@@ -32,7 +32,7 @@ class OtherRanks:
         self._memories: dict[int, RankMemory] = {}
         self._changed = threading.Condition()
         if ranks is not None:
-            ranks.listen(self._take)
+            ranks.listen(self._take, *REPORTS)
             ranks.tell(Introduce(incarnation))
 
     def memories(self) -> list[RankMemory]:

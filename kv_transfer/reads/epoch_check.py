@@ -35,7 +35,7 @@ class EpochCheck:
 
     def __init__(self, agent: TransferAgent, flights: Flights, epochs: torch.Tensor) -> None:
         self._agent = agent
-        self._flights = flights
+        self.flights = flights
         self._cells = epochs.numpy()
         region = region_of(epochs)
         self._own = agent.prepare(None, cells_of(region), region)
@@ -87,7 +87,7 @@ class EpochCheck:
         epochs = peer.ranks[0].epochs
         assert epochs is not None
         theirs = np.array([checked_lease(lease_id, peer.reply.epoch_region)])
-        self._flights.post(
+        self.flights.post(
             peer.ranks[0],
             lambda: self._agent.read_listed(self._own, np.array([cell]), epochs, theirs),
             patience=patience,

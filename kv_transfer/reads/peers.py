@@ -27,8 +27,19 @@ from wire.messages.handoff import (
     RenewLeases,
     Ticket,
 )
+from wire.messages.neighbours import BorrowReply, BorrowStart, OfferReply, OfferStart
 from wire.repeated_lines import RepeatedLines
-from wire.rpc import END_LEASE, FOLLOW, HANDSHAKE, RENEW_LEASES, call, call_for_replies, open_channel
+from wire.rpc import (
+    BORROW_START,
+    END_LEASE,
+    FOLLOW,
+    HANDSHAKE,
+    OFFER_START,
+    RENEW_LEASES,
+    call,
+    call_for_replies,
+    open_channel,
+)
 
 log = logging.getLogger(__name__)
 lines = RepeatedLines(log)
@@ -60,25 +71,38 @@ class Peers:
         self._quarantine = PeerQuarantine(time.monotonic)
 
     async def ensure(self, ticket: AnyTicket) -> None:
-        """Returns once memory of the ticket's server can be read.
-
-        Raises :class:`HandshakeError` if the server refuses, is in quarantine, or has restarted since it
-        wrote the ticket;
-        :class:`UnavailableError` or :class:`TransferError` if it can't be reached from here.
-        """
+        """Returns once memory of the ticket's server can be read. Raises the errors of :meth:`reach`."""
         try:
-            if not self._sink.knows(ticket.incarnation):
-                self._quarantine.check(ticket.address, ticket.incarnation)
-                await self._connect(ticket.address)
-            if not self._sink.knows(ticket.incarnation):
-                raise HandshakeError(
-                    f"the server at {ticket.address} has restarted: its ticket is of incarnation "
-                    f"{ticket.incarnation}, which is gone with all its leases",
-                    cause="peer_gone",
-                )
+            await self.reach(ticket.address, ticket.incarnation)
         except TwinfangError as error:
             self._failures.count(error)
             raise
+
+    async def reach(self, address: str, incarnation: str) -> None:
+        """Returns once memory of a server in this incarnation can be read.
+
+        Raises :class:`HandshakeError` if the server refuses, is in quarantine, or has restarted since then;
+        :class:`UnavailableError` or :class:`TransferError` if it can't be reached from here.
+        """
+        if not self._sink.knows(incarnation):
+            self._quarantine.check(address, incarnation)
+            await self._connect(address)
+        if not self._sink.knows(incarnation):
+            raise HandshakeError(
+                f"the server at {address} has restarted: its ticket is of incarnation "
+                f"{incarnation}, which is gone with all its leases",
+                cause="peer_gone",
+            )
+
+    async def borrow(self, address: str, ask: BorrowStart, *, timeout_s: float) -> BorrowReply:
+        """Asks the server at ``address`` to lend a cached prefix. Raises :class:`TwinfangError`."""
+        reply: BorrowReply = await call(self._channel(address), BORROW_START, ask, timeout_s=timeout_s)
+        return reply
+
+    async def offer(self, address: str, offer: OfferStart, *, timeout_s: float) -> OfferReply:
+        """Offers the server at ``address`` a cached prefix of this one. Raises :class:`TwinfangError`."""
+        reply: OfferReply = await call(self._channel(address), OFFER_START, offer, timeout_s=timeout_s)
+        return reply
 
     def connect_soon(self, address: str) -> None:
         """Shakes hands in the background, so that the first request does not wait for the handshake."""

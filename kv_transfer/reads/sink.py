@@ -62,7 +62,7 @@ class TransferSink(ThreadUser):
             self._rank_readers = RankReaders(ranks, self._thread.post, self._reader.peers.forget)
             readers.append(self._rank_readers)
         verifier = make_verifier(digester, thread.post)
-        self._setup = TransferSetup(self._reader.peers, readers, check, verifier, self.counts, listener)
+        self.setup = TransferSetup(self._reader.peers, readers, check, verifier, self.counts, listener)
 
     def take_report(self, rank: int, report: RankReport) -> None:
         """Takes another rank's report about its reads. May be called from any thread."""
@@ -102,7 +102,7 @@ class TransferSink(ThreadUser):
         listener is called at the end. If reads are under way and none of them ends for about ``deadline_s``
         seconds, the transfer fails.
         """
-        transfer = Transfer(self._setup, request_id, incarnation, deadline_s=deadline_s)
+        transfer = Transfer(self.setup, request_id, incarnation, deadline_s=deadline_s)
         self._thread.post(transfer.begin)
         return SinkTransfer(self._thread, transfer)
 

@@ -18,6 +18,7 @@ from router.fleet.links.server_link import PoolRole
 from router.policies.policy import Candidate, Demand, Load, Policy
 from router.policies.policy_names import make_policy
 from wire.messages.generation import ServerInfo
+from wire.messages.neighbours import Neighbour
 from wire.messages.sessions import SessionNews, TendSession
 
 Server = TypeVar("Server", PrefillClient, DecodeStream)
@@ -173,6 +174,30 @@ class ModelServers:
         if not candidates:
             raise self._unavailable("prefill", "no prefill server fits the decode server")
         return _chosen(self.prefill_policy, candidates, avoid, demand)
+
+    def neighbour(self, chosen: PrefillClient, fingerprint: str, demand: Demand) -> Neighbour | None:
+        """Return the prefill server with the longest start of a prompt, if it is longer than what the chosen
+        server has and the chosen server may read it. Draining servers count too. None: there is none."""
+        own = chosen.assignments.prefixes
+        if not (self.prefill_policy.reads_prefixes and own.is_shared):
+            return None
+        best, longest = None, own.longest_start(demand)
+        for client in self._prefill_of(fingerprint):
+            known = client.assignments
+            if client is chosen or not known.prefixes.is_shared or not known.breaker.allows():
+                continue
+            length = known.prefixes.longest_start(demand)
+            if length > longest:
+                best, longest = client, length
+        return None if best is None else Neighbour(best.address, longest)
+
+    def heirs(self, leaving: PrefillClient) -> list[str]:
+        """Return the addresses of prefill servers that stay and can use what a leaving one has cached."""
+        info = leaving.info or leaving.last_info
+        if info is None or not leaving.assignments.prefixes.is_shared:
+            return []
+        stay = [one for one in self._prefill_of(info.fingerprint) if one is not leaving]
+        return [one.address for one in _taking(stay, ANY) if one.assignments.prefixes.is_shared]
 
     async def tend_session(self, wanted: TendSession) -> list[SessionNews]:
         """Let all servers that compute prompts, and so cache them, do something with a session's starts.

@@ -61,14 +61,15 @@ class Membership:
             raise ConflictError(
                 f"worker {worker.worker_id} at {worker.address} drains for good: {worker.drain.why}"
             )
-        worker.drain.wish(is_draining, lets_go=is_draining and self._can_let_go(worker))
+        heirs = self._pool.heirs(worker) if is_draining else ()
+        worker.drain.wish(is_draining, lets_go=is_draining and self._can_let_go(worker), heirs=heirs)
         _log(worker, "drains" if is_draining else "serves", why)
         return not worker.is_connected or await worker.drain.tell()
 
     def retire(self, worker: Worker, *, why: str) -> asyncio.Task[bool]:
         """Drain the server at once and for good. The returned task tells the server's present incarnation,
         and no later one."""
-        worker.drain.retire(why, lets_go=self._can_let_go(worker))
+        worker.drain.retire(why, lets_go=self._can_let_go(worker), heirs=self._pool.heirs(worker))
         _log(worker, "drains", why)
         return asyncio.create_task(worker.drain.tell(), name=f"drain of {worker.address}")
 

@@ -234,6 +234,12 @@ class ServerPool:
             for other in self._decode
         )
 
+    def heirs(self, worker: Worker) -> list[str]:
+        """Return the addresses of prefill servers to which a leaving server hands what it has cached."""
+        if not isinstance(worker, PrefillClient):
+            return []
+        return list(dict.fromkeys(one for of in self.models.values() for one in of.heirs(worker)))
+
     def assignments(self) -> list[tuple[str, str, Assignments]]:
         """Return configured role, address and assignments of every server."""
         prefill = [("prefill", client.address, client.assignments) for client in self._prefill]

@@ -23,6 +23,7 @@ from wire.errors import (
     error_from_code,
 )
 from wire.messages.generation import PrefillReply, RequestOutput
+from wire.messages.neighbours import Neighbour
 
 HANDOFF_FAULTS = frozenset(e.code for e in (TransferError, HandshakeError, LeaseError, SanitizerError))
 """Failures of a handoff. The router can't see which of the two servers failed, so both are blamed. Other
@@ -80,6 +81,10 @@ class Attempt:
         self._prefill = client.assignments.begin(len(demand.token_ids) - num_cached)
         self._timeline.prefill_called(client.worker_id)
         return client
+
+    def neighbour(self, chosen: PrefillClient, demand: Demand, fingerprint: str) -> Neighbour | None:
+        """Return a server that has more of the prompt cached than the chosen one; None: none is known."""
+        return self._pool.neighbour(chosen, fingerprint, demand)
 
     def prefilled(self, reply: PrefillReply) -> None:
         """Note that the prefill server has computed the prompt. The server now keeps the prompt's state until

@@ -262,6 +262,7 @@ class Dispatch:
             traceparent=self._timeline.call("prefill", prefill.worker_id),
             timeout_s=self._time_left_s,
             session=choice.session_name,
+            neighbour=self._servers.neighbour(prefill, near, fingerprint),
         )
         self._avoid(prefill.address)  # in the next attempt, whichever server is at fault
         try:

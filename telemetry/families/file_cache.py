@@ -12,6 +12,11 @@ from telemetry.engine_metrics import FileCacheFigures
 GAUGES = (
     ("size_bytes", "size_bytes", "What files with cached prompts may take: --file-cache-size."),
     ("used_bytes", "used_bytes", "What files with cached prompts take."),
+    (
+        "incomplete_prefixes",
+        "incomplete",
+        "Cached prompts in files of which some tensor-parallel ranks lack their share: they are not read.",
+    ),
 )
 COUNTERS = (
     ("read_prefixes", "read", "Cached prompts that were read from files into host memory."),
@@ -36,14 +41,14 @@ COUNTERS = (
 def file_cache_families(figures: FileCacheFigures) -> Iterator[Metric]:
     """Yields the metrics; all are 0 without files."""
     for name, field, text in GAUGES:
-        yield GaugeMetricFamily(f"twinfang_file_cache_{name}", text, getattr(figures, field))
+        yield GaugeMetricFamily(f"twinfang_file_cache_{name}", text, figures.total(field))
     for name, field, text in COUNTERS:
-        yield CounterMetricFamily(f"twinfang_file_cache_{name}", text, getattr(figures, field))
+        yield CounterMetricFamily(f"twinfang_file_cache_{name}", text, figures.total(field))
     failures = CounterMetricFamily(
         "twinfang_file_cache_failures",
         "What was wrong with files of cached prompts, and what the file system refused.",
         labels=["kind"],
     )
-    for kind, number in figures.failures.items():
+    for kind, number in figures.all_failures().items():
         failures.add_metric([kind], number)
     yield failures

@@ -12,7 +12,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -60,6 +60,8 @@ class Process:
     module: str = "twinfang"
     environment: Mapping[str, str] = field(default_factory=dict)
     place: Place = HERE
+    metrics_port: int | None = None
+    """None: it has no metrics page."""
     handle: subprocess.Popen[bytes] | None = None
 
     @property
@@ -241,22 +243,31 @@ def make_processes(
     server_module: str = "twinfang",
     environment: Mapping[str, str],
     places: Mapping[str, Place] = MappingProxyType({}),
+    with_metrics: Collection[str] = (),
 ) -> tuple[dict[str, Process], dict[str, Process]]:
-    """Returns servers and routers by name, with their command lines. Nothing is started."""
-    ports = dict(zip((*servers, *routers), free_ports(len(servers) + len(routers)), strict=True))
+    """Returns servers and routers by name, with their command lines. Nothing is started.
+
+    The servers ``with_metrics`` have a metrics page. The others have none, because other processes might use
+    the metrics ports.
+    """
+    listening = (*servers, *routers, *(f"metrics of {name}" for name in with_metrics))
+    ports = dict(zip(listening, free_ports(len(listening)), strict=True))
 
     def process(name: str, module: str, *arguments: str) -> Process:
         place = places.get(name, HERE)
         full = (*arguments, "--host", place.address, "--port", str(ports[name]), "--name", name)
-        return Process(name, full, ports[name], folder, module, environment, place)
+        metrics = ports.get(f"metrics of {name}")
+        return Process(name, full, ports[name], folder, module, environment, place, metrics)
 
     def addresses(behind: tuple[str, ...]) -> list[str]:
         return [f"--{servers[one][0]}={places.get(one, HERE).address}:{ports[one]}" for one in behind]
 
-    without_metrics = ("--metrics-port", "off")  # because other processes might use the metrics ports
+    def metrics(name: str) -> tuple[str, str]:
+        return "--metrics-port", str(ports.get(f"metrics of {name}", "off"))
+
     return (
         {
-            name: process(name, server_module, *arguments, *without_metrics)
+            name: process(name, server_module, *arguments, *metrics(name))
             for name, arguments in servers.items()
         },
         {

@@ -17,6 +17,7 @@ A fault is on while a file of its name lies in the folder that the environment n
 | ``lost-gpu`` | gets the error of a lost CUDA context from a step of a decode server; only the first server |
 | ``hanging-step`` | waits for ever in such a step, like one whose kernel hangs; only the first server |
 | ``no-gpu-memory`` | gets torch's out-of-memory error while the engine warms up |
+| ``late-neighbour`` | waits before it reads a cached prefix that another server has lent |
 | ``no-renewal`` | lets the leases of waiting requests expire: a bug on purpose, which tests must find |
 | ``no-quarantine`` | reuses the destination of a read that missed its deadline: also a bug on purpose |
 """
@@ -45,6 +46,7 @@ from kv_transfer.leases.source import TransferSource
 from kv_transfer.nixl.agent import TransferAgent
 from kv_transfer.reads.lease_renewer import LeaseRenewer
 from kv_transfer.reads.transfer import Transfer
+from kv_transfer.starts.start_transfer import StartTransfer
 from testing.fleets.fault_folder import FOLDER_VARIABLE
 from twinfang.__main__ import run
 from wire.server import GrpcServer
@@ -93,6 +95,7 @@ def inject(folder: Path) -> None:
     replace(Engine, "warm_up", "no-gpu-memory", _find_no_memory)
     replace(StateBlocks, "chunk_end", "small-chunks", _small_chunk_end)
     replace(PromptChunks, "plan", "small-chunks", _plan_slowly)
+    replace(StartTransfer, "go_on", "late-neighbour", _wait_while(folder / "late-neighbour"))
     replace(LeaseRenewer, "hold", "no-renewal", _do_nothing)
     replace(GrpcServer, "__init__", "late-start", _start_late(folder / "late-start"))
 
@@ -136,6 +139,15 @@ def _late_notify() -> Callable[..., Any]:
 def _start_late(switch: Path) -> Callable[..., Any]:
     def wait(sound: Callable[..., Any], *arguments: Any) -> None:
         print(WAITS, flush=True)
+        while switch.exists():
+            time.sleep(REST_S)
+        sound(*arguments)
+
+    return wait
+
+
+def _wait_while(switch: Path) -> Callable[..., Any]:
+    def wait(sound: Callable[..., Any], *arguments: Any) -> None:
         while switch.exists():
             time.sleep(REST_S)
         sound(*arguments)

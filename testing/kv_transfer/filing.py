@@ -1,4 +1,5 @@
-"""An engine with files behind its host memory, stepped by the test as a server's thread would."""
+"""An engine with files behind its host memory, stepped by the test as a server's thread would. It may have
+several ranks, of which all but rank 0 run in processes of their own."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,19 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.files.start_files import PurgedFiles
 from engine.files.tier_settings import FileCache
+from engine.group.rank_link import RankLink
 from engine.models import read_config
+from engine.parallel.tensor_parallel import ALONE, TensorParallel
+from engine.ranks.lead import LeadEngine
+from engine.ranks.process import work
+from engine.ranks.processes import RankProcesses
 from engine.request import Request
 from kv_transfer.files.file_store import FileStore
+from kv_transfer.ranks.files_of_ranks import FilesOfRanks, server_files
+from kv_transfer.ranks.rank_files import rank_files
+from wire.codec import message
 from wire.messages.purge import PurgePrefixes
+from wire.messages.ranks import RankFileNews
 from wire.messages.sampling_params import SamplingParams
 
 BLOCK = 8
@@ -39,19 +50,35 @@ class Filing:
 
     def __init__(self, model_dir: Path, files: FileCache | None, **settings: Any) -> None:
         settings = {**FEW, "cache_mode": "all", "host_cache_bytes": 64 << 20, "sanitize": True, **settings}
+        if settings.get("tensor_parallel", 1) > 1:
+            settings["num_threads"] = 1
         if settings["cache_mode"] == "none":
             settings |= {"host_cache_bytes": 0, "cached_states": None}
         config = EngineConfig(model_dir, "both", device="cpu", file_cache=files, **settings)
-        least = config.demand(read_config(model_dir)).min_bytes
-        config = EngineConfig(
-            model_dir, "both", device="cpu", file_cache=files, **{"cache_memory_bytes": least, **settings}
-        )
+        least = config.demand(read_config(model_dir), TensorParallel(0, config.tensor_parallel)).min_bytes
+        config = replace(config, **{"cache_memory_bytes": least, **settings})
         self.fatal: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
-        self.store = None if files is None else FileStore(files, "test", self.fatal.put)
-        self.engine = Engine(config, files=self.store)
+        self.ranks: RankProcesses | None = None
+        tp = ALONE
+        if config.tensor_parallel > 1:
+            self.ranks = RankProcesses(
+                config,
+                work_and_describe,
+                files=rank_files,
+                reports=(RankFileNews, HostContents),
+                on_fatal=self.fatal.put,
+            )
+            tp = self.ranks.join().tp
+        self.files = server_files(files, "test", self.fatal.put, self.ranks)
+        self.own = Engine(config, tp, files=self.files)
+        self.engine: Any = self.own if self.ranks is None else LeadEngine(self.own, self.ranks.tell)
         self._news = threading.Event()
-        if self.store is not None:
-            self.store.start(self._news.set)
+        self.files.start(self._news.set)
+
+    @property
+    def store(self) -> FileStore:
+        """The files of rank 0."""
+        return self.files._own if isinstance(self.files, FilesOfRanks) else self.files  # type: ignore[return-value]
 
     @property
     def figures(self) -> Any:
@@ -89,11 +116,10 @@ class Filing:
 
     def settle(self) -> None:
         """Lets all that is in host memory be written."""
-        tier = self.engine.scheduler.owned.files
         until = time.monotonic() + DEADLINE_S
         while True:
             self.step()
-            if not tier._unwritten and tier._writing is None and not tier._fetches:
+            if not self.own.file_choices.has_work:
                 return
             assert time.monotonic() < until, "the files have not settled"
 
@@ -104,18 +130,63 @@ class Filing:
 
     def purge_with(self, wanted: PurgePrefixes, meanwhile: Callable[[], None]) -> tuple[int, PurgedFiles]:
         """Does the same, and ``meanwhile`` when files have been asked."""
-        assert self.store is not None
         purges, done = self.engine.purges, queue.SimpleQueue[PurgedFiles]()
         num_starts = purges.purge(wanted)
-        self.store.purge(wanted, done.put)
+        self.files.purge(wanted, done.put)
         meanwhile()
         purged = done.get(timeout=DEADLINE_S)
+        until = time.monotonic() + DEADLINE_S
+        while purges.under_way(wanted):
+            self.step()
+            assert time.monotonic() < until, "what was under way has not ended"
         return num_starts + purges.purge(wanted), purged
 
+    def check_ranks_agree(self) -> None:
+        """Compares what host memory holds, page by page, on all ranks."""
+        if self.ranks is None:
+            return
+        told: queue.SimpleQueue[tuple[int, HostContents]] = queue.SimpleQueue()
+        self.ranks.listen(lambda rank, contents: told.put((rank, contents)), HostContents)
+        self.ranks.tell(DescribeHost())
+        expected = host_contents(self.own)
+        for _ in range(self.ranks.size - 1):
+            rank, contents = told.get(timeout=DEADLINE_S)
+            assert contents == expected, f"host memory of rank {rank} differs"
+
     def close(self) -> None:
-        if self.store is not None:
-            self.store.close()
+        self.files.close()
         self.engine.grammars.close()
+        if self.ranks is not None:
+            self.ranks.stop()
+
+
+@message
+class DescribeHost:
+    """Asks a rank what its host memory holds."""
+
+
+@message
+class HostContents:
+    """The starts in host memory, those used least recently first, and the page of each block."""
+
+    starts: tuple[tuple[bytes, tuple[int, ...]], ...]
+    pages: dict[str, int]
+    num_free: int
+
+
+def host_contents(engine: Engine) -> HostContents:
+    tier = engine.scheduler.owned.cache.tier
+    return HostContents(
+        tuple((start.key, start.state_pages) for start in tier._starts),
+        {key.hex(): block.page for key, block in tier._blocks.items()},
+        tier._pages.num_free,
+    )
+
+
+def work_and_describe(engine: Engine, link: RankLink) -> None:
+    """Runs a rank other than 0. It also says what its host memory holds."""
+    link.takers[DescribeHost] = lambda _: link.send(host_contents(engine))
+    work(engine, link)
 
 
 @contextmanager

@@ -166,7 +166,7 @@ def test_a_start_whose_bytes_changed_in_host_memory_is_found(bundled_model, part
     start = next(iter(tier._starts))
     page = start.page if part == "block" else start.state_pages[0]
     size = tier.memory.page_bytes
-    engine._store._pages._bytes[(page - 1) * size] ^= 1
+    engine.host_pages.memory[page - 1, 0] ^= 1
     with pytest.raises(SanitizerError):
         run(engine, [prompt + prompt for prompt in prompts], 1)
 

@@ -13,6 +13,7 @@ import time
 import torch
 
 from engine.loop import EngineLoop
+from engine.step.burst import Bursts
 from engine.watchdog import Watchdog
 from testing.conditions import PROMPT_S, wait_until
 from wire.errors import DeviceFaultError
@@ -84,6 +85,7 @@ class Engine:
     """An engine that does nothing until it is told to hang."""
 
     device = torch.device("cpu")
+    bursts = Bursts(0.0)
 
     class config:
         niceness = 0

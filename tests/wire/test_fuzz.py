@@ -14,10 +14,23 @@ from hypothesis import strategies as st
 from wire import codec, gathered, rpc
 from wire.codec import PROTOCOL_VERSION, decode, encode
 from wire.errors import InvalidRequestError, WireError
-from wire.messages import generation, handoff, layout, prefixes, ranks, sampling_params, sessions
+from wire.messages import generation, handoff, layout, neighbours, prefixes, ranks, sampling_params, sessions
 from wire.messages import group as lockstep
 
-MODULES = (gathered, generation, handoff, layout, lockstep, prefixes, ranks, sampling_params, sessions)
+MODULES = (
+    *(
+        gathered,
+        generation,
+        handoff,
+        layout,
+        lockstep,
+        neighbours,
+        prefixes,
+        ranks,
+        sampling_params,
+        sessions,
+    ),
+)
 MESSAGES = sorted(
     {
         value

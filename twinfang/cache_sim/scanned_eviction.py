@@ -26,6 +26,9 @@ class ScannedEviction(ABC, Generic[Note]):
     def dropped(self, state: CachedState) -> None:
         self._idle.pop(state, None)
 
+    def value(self, state: CachedState) -> float:
+        return float(state.last_used)
+
     def next_block(self) -> CachedBlock | CachedState:
         return self._tails.pop() or self._least()
 

@@ -48,6 +48,7 @@ def prepare_prefill(values: argparse.Namespace) -> Callable[[], None]:
 
     identity = identity_files(values)
     engine = _engine_config(values, "prefill", nodes=find_nodes(values, os.environ, identity))
+    engine = replace(engine, neighbour_wait_s=values.neighbour_wait)
     _check_pools(engine)
     if engine.nodes.rank > 0:
         return _other_host(engine)
@@ -122,8 +123,9 @@ def _other_host(config: EngineConfig) -> Callable[[], None]:
     """Returns the function that runs this host's ranks of a server whose ports are on another host."""
     from engine.ranks import node_ranks
     from kv_transfer.ranks.rank_exchange import rank_main
+    from kv_transfer.ranks.rank_files import rank_files
 
-    return partial(node_ranks.run, config, rank_main(config.role))
+    return partial(node_ranks.run, config, rank_main(config.role), rank_files)
 
 
 def prepare_router(values: argparse.Namespace) -> Callable[[], None]:
@@ -252,6 +254,7 @@ def prepare_plan(values: argparse.Namespace) -> Callable[[], None]:
         "load_format": "auto",
         "device": "auto",
         "steps_ahead": None,
+        "stream_interval": None,
         "sanitize": False,
         "step_deadline": None,
         "threads": None,
@@ -317,6 +320,7 @@ def _engine_config(
         ngram_max=values.ngram_max,
         speculative_state=values.speculative_state,
         steps_ahead=values.steps_ahead,
+        stream_interval_s=values.stream_interval,
         sanitize=values.sanitize,
         step_deadline_s=values.step_deadline,
         num_threads=values.threads or max(1, usable_cores() // num_ranks_here),

@@ -27,7 +27,7 @@ from twinfang.flags import ranks as rank_flags
 from twinfang.flags import router as router_flags
 from twinfang.flags.file_cache import FILE_CACHE
 from twinfang.flags.flag import FlagGroup
-from twinfang.flags.host_cache import HOST_CACHE_SIZE
+from twinfang.flags.host_cache import HOST_CACHE_SIZE, NEIGHBOUR_WAIT
 from twinfang.talk import flags as talk
 from wire.errors import ConfigError
 
@@ -105,7 +105,10 @@ UP = Command(
         table.DECODING,
         FlagGroup(
             "handoff",
-            (table.LEASE_TTL, table.TRANSFER_DEADLINE, table.LOCAL_PREFILL, table.VERIFY_HANDOFFS),
+            (
+                *(table.LEASE_TTL, table.TRANSFER_DEADLINE, table.LOCAL_PREFILL, table.VERIFY_HANDOFFS),
+                NEIGHBOUR_WAIT,
+            ),
         ),
         table.CHECKS,
         FlagGroup("router", router_flags.ROUTER_LIMITS),
@@ -155,7 +158,7 @@ PREFILL = Command(
         FlagGroup("capacity", (*_CAPACITY, table.THREADS, table.NICE)),
         FlagGroup("hosts", rank_flags.NODES),
         table.DECODING,
-        FlagGroup("handoff", (table.LEASE_TTL, table.VERIFY_HANDOFFS)),
+        FlagGroup("handoff", (table.LEASE_TTL, table.VERIFY_HANDOFFS, NEIGHBOUR_WAIT)),
         tls.MUTUAL_TLS,
         table.CHECKS,
         table.TRACES,

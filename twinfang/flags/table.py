@@ -153,6 +153,13 @@ STEPS_AHEAD = Flag(
     *("--steps-ahead", "0|1", integer(0, 1), "steps launched before the last step's tokens are read back"),
     default_text="1 on a GPU, 0 on a CPU",
 )
+STREAM_INTERVAL = Flag(
+    *("--stream-interval", "SECONDS", zero_or_more("seconds")),
+    "for how long short decode steps may follow each other before their tokens are sent together; 0: each "
+    "step's tokens are sent at once",
+    default_text="0.01 on a CPU with one rank, else 0",
+    setting="stream_interval_s",
+)
 
 METRICS_PORT = Flag(
     *(
@@ -418,7 +425,7 @@ CAPACITY = (
     STATE_BLOCK_SIZE,
     CACHED_STATES,
 )
-DECODING = FlagGroup("decoding", (*SPECULATION, STEPS_AHEAD))
+DECODING = FlagGroup("decoding", (*SPECULATION, STEPS_AHEAD, STREAM_INTERVAL))
 LOGS = FlagGroup("logs", (LOG_LEVEL, NAME))
 
 CHECKS = FlagGroup("checks", (SANITIZE, STEP_DEADLINE, HANG_DEADLINE))

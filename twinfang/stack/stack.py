@@ -35,7 +35,10 @@ waiting prompts. At 10, decode gets only a tenth of the cores while prompts are 
 
 _ENGINE_FLAGS = (*table.MODEL_FLAGS.flags, *table.CAPACITY, *table.DECODING.flags, *table.CHECKS.flags)
 _ROLE_FLAGS = {
-    "prefill": (host_cache.HOST_CACHE_SIZE, *file_cache.FILE_CACHE, table.LEASE_TTL, table.VERIFY_HANDOFFS),
+    "prefill": (
+        *(host_cache.HOST_CACHE_SIZE, host_cache.NEIGHBOUR_WAIT, *file_cache.FILE_CACHE),
+        *(table.LEASE_TTL, table.VERIFY_HANDOFFS),
+    ),
     "decode": (table.TRANSFER_DEADLINE, table.LOCAL_PREFILL, table.VERIFY_HANDOFFS),
     "both": (host_cache.HOST_CACHE_SIZE, *file_cache.FILE_CACHE),
 }

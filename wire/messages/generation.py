@@ -10,6 +10,7 @@ from typing import Literal
 from wire.codec import FIRST_VERSION, check_peer, ignorable, message
 from wire.errors import WireError
 from wire.messages.handoff import AnyTicket, PartialTicket, Role, Ticket
+from wire.messages.neighbours import MAX_HEIRS, Neighbour, check_address
 from wire.messages.sampling_params import SamplingParams
 from wire.messages.sessions import check_session
 from wire.messages.traceparent import check_traceparent
@@ -65,6 +66,8 @@ class PrefillRequest:
     """How long the client waits for the prompt; then the server gives it up. None: no limit."""
     session: str = ignorable("")
     """The session that the request belongs to (:mod:`wire.messages.sessions`); empty: none."""
+    neighbour: Neighbour | None = ignorable(None)
+    """A server that has more of the prompt cached than this one; None: none is known."""
 
     def __post_init__(self) -> None:
         check_traceparent(self.traceparent)
@@ -253,6 +256,14 @@ class SetDraining:
     is_draining: bool
     lets_go: bool = False
     """Whether a decode server moves its requests to other servers (``moved``); else it finishes them."""
+    heirs: tuple[str, ...] = ignorable(())
+    """Addresses of prefill servers that stay, to which a prefill server hands over what it has cached."""
+
+    def __post_init__(self) -> None:
+        if len(self.heirs) > MAX_HEIRS:
+            raise WireError(f"heirs: at most {MAX_HEIRS} addresses, got {len(self.heirs)}")
+        for heir in self.heirs:
+            check_address(heir)
 
 
 @message

@@ -11,6 +11,7 @@ from __future__ import annotations
 from wire.codec import message
 from wire.messages.generation import ErrorReply, ForkedChoice
 from wire.messages.handoff import AnyTicket, HandshakeReply, RankMemory, Ticket
+from wire.messages.purge import PurgePrefixes
 from wire.messages.sampling_params import SamplingParams
 
 
@@ -79,10 +80,98 @@ class GrammarNews:
 
 
 @message
+class FileJobEnded:
+    """A read or a write of a cached prefix has ended: on all ranks in rank 0's news, on the rank itself in
+    another rank's report."""
+
+    number: int
+    is_done: bool
+    place: int = 0
+    """Of a prefix that was read: why its state was kept."""
+
+
+@message
+class ReadFromFiles:
+    """A request waits for the first ``num_blocks`` blocks of its prompt, which are read under this number."""
+
+    number: int
+    request_id: str
+    num_blocks: int
+    address: str = ""
+    """The server from whose host memory they are read; empty: they are in files."""
+
+
+@message
+class WriteToFiles:
+    """Write the start behind the block with this key. Files have its first ``num_known`` blocks."""
+
+    number: int
+    key: bytes
+    num_known: int
+
+
+@message
+class FileNews:
+    """What rank 0 has decided about cached prefixes in files before a step."""
+
+    ended: tuple[FileJobEnded, ...] = ()
+    late: tuple[int, ...] = ()
+    """Reads that no request waits for any longer."""
+    reads: tuple[ReadFromFiles, ...] = ()
+    write: WriteToFiles | None = None
+
+
+@message
 class RunStep:
     """:meth:`engine.engine.Engine.step_with`"""
 
     news: tuple[GrammarNews, ...] = ()
+    files: FileNews | None = None
+
+
+@message
+class TakeFolder:
+    """Rank 0 has locked the folder with this number; another rank takes the one with the same number."""
+
+    number: int
+
+
+@message
+class PurgeFiles:
+    """Asks a rank to delete its shares of cached prompts from files."""
+
+    wanted: PurgePrefixes
+
+
+@message
+class RankPurged:
+    """What a rank has deleted for the oldest :class:`PurgeFiles` that it had not answered."""
+
+    num_records: int
+    num_bytes: int
+    error: str
+
+
+@message
+class RankFileNews:
+    """From another rank: what has changed in its files. All sums are since the rank's start."""
+
+    ended: tuple[FileJobEnded, ...]
+    added: tuple[bytes, ...]
+    """Names of blocks and states that can be read now. A name says which write has left them."""
+    lost: tuple[bytes, ...]
+    """Names of those that can't be read any more."""
+    used_bytes: int
+    read_bytes: int
+    written_bytes: int
+    failures: dict[str, int]
+    bytes_per_s: float
+    """How fast it reads."""
+    pause_reads_s: float = 0.0
+    """For how long it does not read from now on, since its disk has failed."""
+    pause_writes_s: float = 0.0
+    purged: tuple[RankPurged, ...] = ()
+    """Purges that have ended since the last message."""
 
 
 @message

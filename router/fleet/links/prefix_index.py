@@ -6,6 +6,9 @@ from router.policies.policy import Demand
 from wire.messages.generation import ServerInfo
 from wire.messages.prefixes import PrefixNews
 
+HOST = "host"
+"""The tier of starts in host memory."""
+
 
 class PrefixIndex:
     """A copy of the server's set of keys. Each key stands for one prefix."""
@@ -56,6 +59,18 @@ class PrefixIndex:
             start_cost, token_cost = self._costs[tier]
             best = max(best, length - max(0.0, start_cost + token_cost * (length - on_device)))
         return int(best)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether the server has host memory, so that it can read starts of others, and others its starts."""
+        return HOST in self._costs
+
+    def longest_start(self, demand: Demand) -> int:
+        """Return the length of the longest start that another server could read, in any tier."""
+        keys = demand.block_keys(self._fingerprint, self._block_size) if self._keys else []
+        # The other server leaves one more token to compute behind it.
+        most = min(len(keys), (len(demand.token_ids) - 2) // self._block_size)
+        return self._block_size * next((n for n in range(most, 0, -1) if keys[n - 1] in self._keys), 0)
 
     def _longest(self, demand: Demand) -> tuple[int, dict[str, int]]:
         """Return the length of the longest start on the device, and of the longest one in each slower tier

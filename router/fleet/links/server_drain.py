@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 
 from router.fleet.links.server_connection import Connection
 from wire.errors import TwinfangError
 from wire.messages.generation import ServerInfo, SetDraining
+from wire.messages.neighbours import MAX_HEIRS
 from wire.rpc import SET_DRAINING, call
 
 log = logging.getLogger(__name__)
@@ -41,20 +43,21 @@ class ServerDrain:
         """Whether the server drains for good."""
         return bool(self.why)
 
-    def retire(self, why: str, *, lets_go: bool) -> None:
+    def retire(self, why: str, *, lets_go: bool, heirs: Sequence[str] = ()) -> None:
         """Drain the server for good; nothing can undo this. If another process answers at this address later,
         this router sends it no requests either. But the router does not tell that process to drain, because
         only the earlier process was meant."""
         self.why = why
         self.num_wishes += 1
-        self._untold = SetDraining(True, lets_go) if self._incarnation else None
+        self._untold = _wish(True, lets_go, heirs) if self._incarnation else None
 
-    def wish(self, is_draining: bool, *, lets_go: bool = False) -> None:
+    def wish(self, is_draining: bool, *, lets_go: bool = False, heirs: Sequence[str] = ()) -> None:
         """Set what an operator wants. It counts for this router from now on; call :meth:`tell` once the
-        server can be reached."""
+        server can be reached. ``heirs``: prefill servers to which a prefill server hands what it has
+        cached."""
         self._is_draining = is_draining
         self.num_wishes += 1
-        self._untold = SetDraining(is_draining, lets_go)
+        self._untold = _wish(is_draining, lets_go, heirs)
 
     async def tell(self) -> bool:
         """Tell the server what it does not know yet. If the wish changes meanwhile, the server is told again.
@@ -93,3 +96,7 @@ class ServerDrain:
         server may have been told to drain through another router."""
         if self._untold is None:
             self._is_draining = is_draining
+
+
+def _wish(is_draining: bool, lets_go: bool, heirs: Sequence[str]) -> SetDraining:
+    return SetDraining(is_draining, lets_go, tuple(heirs[:MAX_HEIRS]))

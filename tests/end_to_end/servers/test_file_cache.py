@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from testing.fleets.clients import greedy_body
+from testing.fleets.fleet import START_DEADLINE_S
 from testing.fleets.stack import running_stack
 
 SMALL = ("--max-num-seqs", "2", "--max-model-len", "256", "--cached-states", "2", "--cache-memory", "0.004")
@@ -34,11 +35,19 @@ def failures(stack, server):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(("command", "server"), [("serve", "both-0"), ("up", "prefill-0")])
-def test_prompts_are_found_after_kill_9(tmp_path, command, server):
+@pytest.mark.parametrize(
+    ("command", "server", "ranks"),
+    [
+        ("serve", "both-0", ()),
+        ("up", "prefill-0", ()),
+        ("serve", "both-0", ("--tensor-parallel", "2")),
+        ("up", "prefill-0", ("--prefill-tensor-parallel", "2")),
+    ],
+)
+def test_prompts_are_found_after_kill_9(tmp_path, command, server, ranks):
     choose = random.Random(5)
     bodies = [greedy_body([choose.randrange(5, 900) for _ in range(200)], 8) for _ in range(NUM_PROMPTS)]
-    with running_stack(command, *SMALL, *FILES, "--file-cache-dir", str(tmp_path)) as stack:
+    with running_stack(command, *SMALL, *FILES, *ranks, "--file-cache-dir", str(tmp_path)) as stack:
         expected = [usage(stack, body) for body in bodies]
         assert [cached for cached, _ in expected] == [0] * NUM_PROMPTS
 
@@ -48,7 +57,7 @@ def test_prompts_are_found_after_kill_9(tmp_path, command, server):
 
         stack.wait_until(all_are_written, "what host memory has is written")
         pid = stack.kill(server)
-        stack.wait_until(lambda: stack.has_restarted(server, pid), "the server is back")
+        stack.wait_until(lambda: stack.has_restarted(server, pid), "the server is back", START_DEADLINE_S)
         found = [usage(stack, body) for body in bodies]
         assert [tokens for _, tokens in found] == [tokens for _, tokens in expected]
         cached = [cached for cached, _ in found]

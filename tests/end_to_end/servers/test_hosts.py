@@ -4,10 +4,12 @@ hosts."""
 import asyncio
 import os
 import random
+import shutil
 import signal
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import httpx
 import psutil
 import pytest
 
@@ -194,3 +196,70 @@ def only_child(process):
     children = psutil.Process(process.handle.pid).children()
     (rank,) = (one for one in children if "spawn_main" in " ".join(one.cmdline()))
     return rank.pid
+
+
+@pytest.mark.exhaustive
+def test_each_host_has_files_of_its_own_and_both_are_needed(tmp_path):
+    """A prefill server on two hosts is killed and starts again. Then the second host loses its files."""
+    small = (
+        "--max-num-seqs",
+        "2",
+        "--max-model-len",
+        "256",
+        "--cached-states",
+        "2",
+        "--cache-memory",
+        "0.004",
+    )
+    tiers = (
+        "--host-cache-size",
+        "64M",
+        "--file-cache-size",
+        "256M",
+        "--file-cache-wait",
+        "20",
+        "--threads",
+        "1",
+    )
+    flags = (*small, *tiers, *spread(2))
+    folders = [tmp_path / "files 0", tmp_path / "files 1"]
+    servers = {
+        "prefill": ("prefill", *flags, "--node-rank", "0", "--file-cache-dir", str(folders[0])),
+        "decode": ("decode", *CAPACITY),
+    }
+    made = make_processes(tmp_path, servers, {"router": tuple(servers)}, environment={})
+    fleet = Fleet(tmp_path, *made, behind={"router": tuple(servers)})
+    own = ("--node-rank", "1", "--file-cache-dir", str(folders[1]), "--metrics-port", "off")
+    second = Process("prefill-1", ("prefill", *flags, *own, "--port", str(free_ports(1)[0])), 0, tmp_path)
+    choose = random.Random(7)
+    bodies = [greedy_body([choose.randrange(6, 900) for _ in range(200)], 4) for _ in range(10)]
+
+    def ask_all():
+        replies = [
+            httpx.post(f"{fleet['router'].url}/v1/completions", json=body, timeout=60.0) for body in bodies
+        ]
+        usages = [reply.json()["usage"]["prompt_tokens_details"]["cached_tokens"] for reply in replies]
+        return [reply.json()["choices"][0]["token_ids"] for reply in replies], usages
+
+    def num_records(folder):
+        return sum(path.read_bytes().count(b"TWFRECO\n") for path in folder.glob("*/*.segment"))
+
+    def start_again():
+        for process in (fleet["prefill"], second):
+            process.kill()
+        second.start(fleet.lifeline[0])
+        fleet.start("prefill")
+
+    with started(second), running(fleet):
+        expected, cached = ask_all()
+        assert cached == [0] * len(bodies)
+        wait_until(lambda: min(map(num_records, folders)) >= 4, "both hosts write", SOON_S)
+        start_again()
+        found, cached = ask_all()
+        assert found == expected
+        assert cached[:4] == [192] * 4
+        for process in (fleet["prefill"], second):
+            process.kill()
+        shutil.rmtree(folders[1])
+        start_again()
+        assert ask_all() == (expected, [0] * len(bodies))

@@ -57,7 +57,11 @@ def bodies(kind):
 
 
 @pytest.mark.parametrize(
-    ("kind", "signum"), [("greedy", signal.SIGTERM), ("sampled", signal.SIGKILL)], ids=["stops", "dies"]
+    ("kind", "signum"),
+    [
+        pytest.param("greedy", signal.SIGTERM, id="stops", marks=pytest.mark.exhaustive),
+        pytest.param("sampled", signal.SIGKILL, id="dies"),
+    ],
 )
 def test_answers_go_on_at_another_server_when_theirs(stack, kind, signum):
     asked = bodies(kind)

@@ -1,6 +1,8 @@
 """Pages of host memory for starts that are read from files."""
 
+from engine.files.file_choices import FileChoices
 from engine.files.file_tier import FileTier
+from engine.files.start_files import NO_JOBS, NoFiles
 from engine.memory.cached_start import CachedBlock, Match, Place
 from engine.memory.host_tier import HostMemory, HostTier
 
@@ -104,6 +106,14 @@ def test_a_start_without_kv_takes_pages_for_its_state():
 
 
 def test_without_files_nothing_is_asked():
-    tier = FileTier(make())
-    assert (tier.is_on, tier.wait_s, bool(tier.take().writes)) == (False, None, False)
+    host = make()
+    tier = FileTier(host)
+    choices = FileChoices(tier, host, NoFiles())
+    demote(host, "abc")
+    tier.note()
+    assert (choices.news(), choices.wait_s()) == (None, None)
+    tier.take_news(None)
+    assert (tier.take(), tier.arrived) == (NO_JOBS, [b"abc"])
+    tier.take_news(None)
+    assert tier.arrived == []
     assert not tier.holds_up(None)

@@ -46,10 +46,10 @@ def further(*values):
 @pytest.mark.parametrize(
     ("formats", "mode", "k"),
     [
-        (FP8, "none", 0),
+        further(FP8, "none", 0),
         (FP8, "align", 3),
         (FP8, "all", 2),
-        (BFLOAT16, "align", 0),
+        further(BFLOAT16, "align", 0),
         further(BFLOAT16, "none", 2),
         further(BFLOAT16, "all", 3),
         further(FP8 | BY_CHANCE, "none", 1),

@@ -30,8 +30,14 @@ def make(bundled_model, *, num_pages=40, **changes):
 
 @pytest.mark.parametrize("changes", [{}, {"kv_dtype": torch.float8_e4m3fn}, {"ssm_dtype": torch.bfloat16}])
 @pytest.mark.parametrize("is_scattered", [False, True])
-def test_what_was_demoted_is_promoted_to_other_blocks_and_another_slot(bundled_model, changes, is_scattered):
+@pytest.mark.parametrize("is_gathered", [False, True])
+def test_what_was_demoted_is_promoted_to_other_blocks_and_another_slot(
+    bundled_model, changes, is_scattered, is_gathered
+):
+    """``is_gathered``: blocks are gathered first, as on a GPU."""
     caches, pages, memory = make(bundled_model, num_pages=400, **changes)
+    if is_gathered:
+        pages._blocks = None
     free = list(range(1, memory.num_pages + 1))
     if is_scattered:
         free = free[::-2] + free[-2::-2]

@@ -287,9 +287,9 @@ def test_a_decode_row_within_the_prompt_takes_no_boundary_that_it_cannot_pass():
     scheduler.add(a)
     scheduler.schedule()
     a.num_planned, a.num_in_flight = 5, 1
-    assert scheduler._decode.plan_as_is(a, 5).boundaries == ()
+    assert scheduler.decode.plan_as_is(a, 5).boundaries == ()
     a.num_planned = 7
-    assert [boundary.length for boundary in scheduler._decode.plan_as_is(a, 7).boundaries] == [8]
+    assert [boundary.length for boundary in scheduler.decode.plan_as_is(a, 7).boundaries] == [8]
 
 
 # --- anchors ---------------------------------------------------------------------------------------

@@ -93,7 +93,7 @@ def test_an_encrypted_file_shows_no_keys_and_other_keys_find_nothing(bundled_mod
     files = settings(tmp_path / "files", key_file=key_file)
     check_restart(bundled_model, files, prompts)
     with filing(bundled_model, files) as one:
-        keys = set(one.store._index._blocks)
+        keys = set(one.store.index._blocks)
     data = b"".join(path.read_bytes() for path in segments(tmp_path / "files"))
     assert keys
     assert not any(key in data for key in keys)
@@ -119,7 +119,7 @@ def test_a_request_is_computed_when_reading_takes_longer(bundled_model, tmp_path
     prompts, files = conversations(8, 1, seed=4), settings(tmp_path, wait_s=0.0)
     expected = fill(bundled_model, files, prompts)
     with filing(bundled_model, files) as again:
-        again.store._bytes_per_s = 1.0
+        again.store.bytes_per_s = 1.0
         found = again.run(prompts)
         assert answers(found) == expected
         assert again.figures.read == 0
@@ -331,8 +331,7 @@ def test_two_servers_share_a_directory(bundled_model, tmp_path):
         ({"max_age_s": 0.0}, {}, "`file_cache_max_age` must be positive, got 0"),
         ({"wait_s": -1.0}, {}, "`file_cache_wait` must be at least 0, got -1"),
         ({}, {"host_cache_bytes": 0}, "needs `host_cache_bytes`"),
-        ({}, {"tensor_parallel": 2}, "is for servers of one rank, and `tensor_parallel` is 2"),
-        ({"num_bytes": 100}, {}, "`file_cache_bytes` 100 holds no cached prefix"),
+        ({"num_bytes": 100}, {}, "`file_cache_bytes` gives a rank 100 bytes, which hold no cached prefix"),
     ],
 )
 def test_files_that_nothing_could_use_are_refused(bundled_model, tmp_path, files, more, message):

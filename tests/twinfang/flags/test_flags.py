@@ -15,7 +15,7 @@ from twinfang.commands.table import COMMANDS
 from twinfang.flags import router as router_flags
 from twinfang.flags import speculation, table
 from twinfang.flags.flag import Flag, FlagGroup, add_flags, as_arguments, resolve
-from twinfang.flags.host_cache import HOST_CACHE_SIZE
+from twinfang.flags.host_cache import HOST_CACHE_SIZE, NEIGHBOUR_WAIT
 from twinfang.flags.values import address, gibibytes, integer, model_alias, model_source, positive
 from wire.errors import ConfigError
 
@@ -143,12 +143,14 @@ def test_defaults_are_those_of_the_configuration_classes():
         (table.BLOCK_SIZE, "block_size"),
         (table.CACHE_MEMORY, "cache_memory_bytes"),
         (HOST_CACHE_SIZE, "host_cache_bytes"),
+        (NEIGHBOUR_WAIT, "neighbour_wait_s"),
         (speculation.SPECULATIVE, "num_speculative"),
         (speculation.DRAFTER, "drafter"),
         (speculation.NGRAM_MIN, "ngram_min"),
         (speculation.NGRAM_MAX, "ngram_max"),
         (speculation.SPECULATIVE_STATE, "speculative_state"),
         (table.STEPS_AHEAD, "steps_ahead"),
+        (table.STREAM_INTERVAL, "stream_interval_s"),
         (table.STEP_DEADLINE, "step_deadline_s"),
         (table.HANG_DEADLINE, "hang_deadline_s"),
         (table.LEASE_TTL, "lease_ttl_s"),

@@ -1,0 +1,1 @@
+"""Cached prefixes that servers read out of one another's host memory: lending, reading, handing over."""

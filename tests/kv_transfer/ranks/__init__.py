@@ -1,0 +1,1 @@
+"""Tests of :mod:`kv_transfer.ranks`."""
