@@ -169,9 +169,8 @@ class EngineServer:
             raise TwinfangError(f"not everything could be deleted: {files.error}")
         # A start that was being written could not be deleted before.
         ids = await self._host.ask(lambda: purges.under_way(wanted))
-        left |= await self._ended(
-            ids, wanted, max(give_up, time.monotonic() + PURGE_COPY_S), "copy ", "read "
-        )
+        give_up = max(give_up, time.monotonic() + PURGE_COPY_S)
+        left |= await self._ended(ids, wanted, give_up, "copy ", "read ")
         num_starts += await self._host.ask(lambda: purges.purge(wanted))
         return PurgeNews(num_starts, files.num_records, files.num_bytes, len(left))
 

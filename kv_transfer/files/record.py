@@ -164,9 +164,8 @@ def parse_record(prefix: bytes, body: bytes, offset: int, seal: Seal, form: Star
     opened = seal.open(offset, HEADER, body, check)
     if opened is None:
         return None
-    (
-        *(parent, parent_bytes, num_keys, num_block_pages, num_state_pages, num_blocks, place, number, owner),
-    ) = _BODY.unpack_from(opened)
+    parent, parent_bytes, num_keys, num_block_pages, num_state_pages, *rest = _BODY.unpack_from(opened)
+    num_blocks, place, number, owner = rest
     keys_end = _BODY.size + num_keys * KEY_BYTES
     keys = tuple(bytes(opened[i : i + KEY_BYTES]) for i in range(_BODY.size, keys_end, KEY_BYTES))
     pages = num_block_pages * form.page_bytes + bool(num_state_pages) * form.state_bytes

@@ -14,6 +14,7 @@ from kv_transfer.files import file_store
 from kv_transfer.files.offline_purge import folders, purge_folder
 from kv_transfer.files.purge import Purge
 from kv_transfer.files.seal import Sealer
+from testing.checkpoints.random_checkpoint import DENSE, make_checkpoint
 from testing.conditions import wait_until
 from testing.kv_transfer.filing import answers, conversations, filing, num_cached
 from wire.errors import ConfigError
@@ -291,3 +292,27 @@ def test_files_of_an_older_format_are_foreign(bundled_model, files):
     with filing(bundled_model, files) as one:
         assert one.figures.failures["foreign"] > 0
         assert not segments(files.directory)
+
+
+@pytest.mark.exhaustive
+def test_all_ranks_delete_their_shares(tmp_path):
+    model_dir = make_checkpoint(tmp_path / "dense", DENSE, seed=3)
+    files, two = settings(tmp_path / "files"), {"tensor_parallel": 2}
+    with filing(model_dir, files, **two) as one:
+        before = run_both(one)
+        one.settle()
+        num_starts, purged = one.purge(OF_ALICE)
+        assert num_starts > 0
+        assert purged.num_records >= 2 * 3, "three of each rank"
+        one.check_ranks_agree()
+        found = run_both(one)
+        assert found[ALICE][0].measured.num_cached == 0
+        assert num_cached(found[BOB]) > 0
+        assert [answers(found[salt]) for salt in found] == [answers(before[salt]) for salt in before]
+        one.settle()
+        one.purge(OF_ALICE)
+        one.check_ranks_agree()
+    with filing(model_dir, files, **two) as again:
+        found = run_both(again)
+        assert num_cached(found[ALICE]) == 0
+        assert num_cached(found[BOB]) > 0
