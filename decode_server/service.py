@@ -89,7 +89,8 @@ class DecodeService(EngineServer, ExchangeListener):
         """Tasks of requests that wait for a handshake or a grammar, by request id."""
         server.add_service(DECODE_SERVICE, {"Stream": stream_handler(self.stream)})
         server.add_server_service(
-            self.describe, self.stats, self.prefix_news, self.set_draining, self.tend_session
+            *(self.describe, self.stats, self.prefix_news, self.set_draining),
+            *(self.tend_session, self.purge),
         )
 
     async def close(self) -> None:

@@ -22,6 +22,7 @@ from engine.landing import divide, previous_tokens
 from engine.parallel.tensor_parallel import ALONE, TensorParallel
 from engine.request import Request
 from engine.row_kinds import PlannedRow
+from engine.schedule.purges import Purges
 from engine.schedule.step_plan import StepPlan
 from engine.session_calls import SessionCalls
 from engine.stats import EngineStats
@@ -82,6 +83,7 @@ class Engine:
         self._in_flight: deque[LaunchedStep] = deque()
         self._landed = Landed()
         self._kept: dict[str, Request] = {}
+        self.purges = Purges(self.scheduler, self._kept)
         self._read_s = 0.0
         """When the last step was read back."""
         self.num_dummy_steps = 0
@@ -219,10 +221,7 @@ class Engine:
         return [self._failed(request, error)]
 
     def digests(self, request_id: str) -> Digests | None:
-        """Returns checksums of the blocks and state that a held request's ticket names.
-
-        None if the engine does not sanitize.
-        """
+        """Returns checksums of what a held request's ticket names; None if the engine does not sanitize."""
         return self._checks.digests(self.scheduler.held[request_id])
 
     def release(self, request_id: str) -> None:
@@ -386,7 +385,7 @@ class Engine:
         names = list(self._kept)[:count]
         for name in names:
             del self._kept[name]
-        return names
+        return names + self.purges.take_given_up()
 
     def _accept(self, request: Request, result: RowResult) -> None:
         """Reports the answer's new tokens, and ends the request if the answer is complete with them."""
@@ -443,6 +442,7 @@ class Engine:
 
     def prefix_news(self, since: int | None) -> PrefixNews:
         """Returns the prefixes that the cache can serve, or only the changes since version ``since``."""
+        self.file_choices.tell_routers()
         return self.scheduler.owned.cache.journal.news(since)
 
     def stats(self) -> ServerStats:

@@ -17,6 +17,7 @@ from engine.files.file_choices import FileChoices
 from engine.files.file_tier import FileTier
 from engine.files.neighbours import NoNeighbours, StartNeighbours
 from engine.files.prompt_pace import PromptPace
+from engine.files.read_cost import FileReadCost
 from engine.files.start_files import NoFiles, StartFiles, StartForm
 from engine.grammar.grammars import Grammars
 from engine.grammar.source import GrammarSource, RemoteGrammars
@@ -229,11 +230,14 @@ def _make_tier(
     memory = HostMemory.within(
         config.host_cache_bytes, block_bytes=capacity.block_bytes, slot_bytes=capacity.slot_bytes
     )
-    flops_per_byte = CPU_FLOPS_PER_BYTE if device.type == "cpu" else GPU_FLOPS_PER_BYTE
-    sizes = _start_sizes(config, model)
+    flops_per_byte, sizes = _flops_per_byte(device), _start_sizes(config, model)
     pays = partial(sizes.is_worth_copying, flops_per_byte=flops_per_byte)
     costs = {Tier.HOST: sizes.read_cost(flops_per_byte)} if memory.num_pages else {}
     return HostTier(memory, pays=pays, journal=PrefixJournal(costs))
+
+
+def _flops_per_byte(device: torch.device) -> float:
+    return CPU_FLOPS_PER_BYTE if device.type == "cpu" else GPU_FLOPS_PER_BYTE
 
 
 def _make_choices(
@@ -245,13 +249,15 @@ def _make_choices(
     device: torch.device,
 ) -> FileChoices:
     """Makes what decides about cached prefixes in files and in other servers' host memory."""
-    pace = PromptPace(_start_sizes(config, model), files.figures, device.type)
-    least_wait_s = 0.0 if config.file_cache is None else config.file_cache.wait_s
+    sizes, host = _start_sizes(config, model), owned.cache.tier
+    pace = PromptPace(sizes, files.figures, device.type)
+    to_device = sizes.read_cost(_flops_per_byte(device))
     return FileChoices(
-        *(owned.files, owned.cache.tier, files, neighbours, owned.look_ups),
+        *(owned.files, host, files, neighbours, owned.look_ups),
         compute_s=pace.seconds,
-        least_wait_s=least_wait_s,
+        least_wait_s=0.0 if config.file_cache is None else config.file_cache.wait_s,
         neighbour_wait_s=config.neighbour_wait_s,
+        read_cost=FileReadCost(files, pace, host.memory, config.block_size, to_device).now,
     )
 
 

@@ -12,7 +12,7 @@ from engine.config import EngineConfig
 from engine.device_faults import start_faults
 from engine.engine import Engine
 from engine.files.neighbours import StartNeighbours
-from engine.files.start_files import NoFiles, StartFiles
+from engine.files.start_files import NoFiles, PurgedFiles, StartFiles
 from engine.group.lockstep import GroupLockstep, LeadLockstep
 from engine.group.mesh import Listener
 from engine.loop import EngineLoop
@@ -26,6 +26,7 @@ from telemetry.start_up import StartUp
 from wire.codec import PROTOCOL_VERSION
 from wire.errors import GroupLostError
 from wire.messages.generation import ServerInfo
+from wire.messages.purge import PurgePrefixes
 
 log = logging.getLogger(__name__)
 
@@ -174,6 +175,12 @@ class EngineHost:
 
         self.post(run)
         return await future
+
+    async def purge_files(self, wanted: PurgePrefixes) -> PurgedFiles:
+        """Deletes what is wanted from files."""
+        future: asyncio.Future[PurgedFiles] = self._event_loop.create_future()
+        self.post(lambda: self._files.purge(wanted, lambda purged: self.answer(future.set_result, purged)))
+        return await asyncio.shield(future)
 
     def describe(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -20,15 +21,21 @@ from kv_transfer.ranks.rank_exchange import rank_main
 from kv_transfer.ranks.rank_files import rank_files
 from telemetry.engine_metrics import Measures
 from telemetry.start_up import StartUp
-from wire.errors import ConfigError
+from wire.errors import ConfigError, TwinfangError
 from wire.messages.generation import DrainNews, ServerInfo, SetDraining
 from wire.messages.prefixes import PrefixNews
+from wire.messages.purge import PurgeNews, PurgePrefixes
 from wire.messages.ranks import RankFileNews
 from wire.messages.sessions import SessionNews, TendSession
 from wire.server import GrpcServer
 from wire.tls.identity_files import IdentityFiles
 
 log = logging.getLogger(__name__)
+
+PURGE_COPY_S = 5.0
+"""How long a copy of a start is waited for that goes on when its owner's prompts have been deleted."""
+PURGE_POLL_S = 0.05
+"""Between two looks whether requests under way have ended."""
 
 VerifyHandoffs = Literal["off", "quick", "all"]
 """``quick``: tickets that wait for digests of at most :data:`kv_transfer.digester.QUICK_BYTES`, on a CPU."""
@@ -150,6 +157,34 @@ class EngineServer:
             loop = asyncio.get_running_loop()
             self._retained[call.session] = loop.call_later(call.for_s, self._let_go_session, call.session)
         return news
+
+    async def purge(self, wanted: PurgePrefixes) -> PurgeNews:
+        """Deletes cached prompts. Raises :class:`TwinfangError` if something in files may be left."""
+        purges = self._engine.purges
+        give_up = time.monotonic() + wanted.wait_s
+        left = await self._ended(await self._host.ask(lambda: purges.begin(wanted)), wanted, give_up)
+        num_starts = await self._host.ask(lambda: purges.purge(wanted))
+        files = await self._host.purge_files(wanted)
+        if files.error:
+            raise TwinfangError(f"not everything could be deleted: {files.error}")
+        # A start that was being written could not be deleted before.
+        ids = await self._host.ask(lambda: purges.under_way(wanted))
+        give_up = max(give_up, time.monotonic() + PURGE_COPY_S)
+        left |= await self._ended(ids, wanted, give_up, "copy ", "read ")
+        num_starts += await self._host.ask(lambda: purges.purge(wanted))
+        return PurgeNews(num_starts, files.num_records, files.num_bytes, len(left))
+
+    async def _ended(
+        self, ids: frozenset[str], wanted: PurgePrefixes, give_up: float, *beginnings: str
+    ) -> frozenset[str]:
+        """Waits until what has these names has ended, or only names with these beginnings. Returns what has
+        not."""
+        purges = self._engine.purges
+        ids = frozenset(name for name in ids if name.startswith(beginnings or ""))
+        while ids and time.monotonic() < give_up:
+            await asyncio.sleep(PURGE_POLL_S)
+            ids &= await self._host.ask(lambda: purges.under_way(wanted))
+        return ids
 
     def _let_go_session(self, session: str) -> None:
         del self._retained[session]

@@ -90,7 +90,8 @@ class PrefillService(EngineServer, ExchangeListener):
             },
         )
         server.add_server_service(
-            self.describe, self.stats, self.prefix_news, self.set_draining, self.tend_session
+            *(self.describe, self.stats, self.prefix_news, self.set_draining),
+            *(self.tend_session, self.purge),
         )
 
     async def close(self) -> None:

@@ -104,6 +104,8 @@ class FileCacheFigures:
     room."""
     late: int = 0
     """Prefixes whose reading took longer than was expected, so that they were computed."""
+    purged: int = 0
+    """Prefixes that purges have deleted."""
     failures: dict[FileFailure, int] = field(default_factory=lambda: dict.fromkeys(get_args(FileFailure), 0))
     incomplete: int = 0
     """Prefixes of which some ranks have their share and others do not, so that nobody reads them."""

@@ -51,6 +51,7 @@ from wire.messages.handoff import (
 )
 from wire.messages.neighbours import BorrowReply, BorrowStart, OfferReply, OfferStart
 from wire.messages.prefixes import GetPrefixes, PrefixNews
+from wire.messages.purge import PurgeNews, PurgePrefixes
 from wire.messages.sessions import SessionNews, TendSession
 from wire.repeated_lines import RepeatedLines
 
@@ -139,6 +140,7 @@ GET_STATS = Method(SERVER_SERVICE, "GetStats", GetStats, ServerStats)
 GET_PREFIXES = Method(SERVER_SERVICE, "GetPrefixes", GetPrefixes, PrefixNews)
 SET_DRAINING = Method(SERVER_SERVICE, "SetDraining", SetDraining, Empty)
 TEND_SESSION = Method(SERVER_SERVICE, "TendSession", TendSession, SessionNews)
+PURGE = Method(SERVER_SERVICE, "Purge", PurgePrefixes, PurgeNews)
 
 MAX_CALL_BYTES = 1 << 20
 """Most bytes of the request of a single call, such as a renewal of some ten thousand leases. A server unpacks

@@ -16,11 +16,13 @@ from wire.health import Health
 from wire.http.address import host_port
 from wire.messages.generation import Empty, ServerInfo, ServerStats, SetDraining
 from wire.messages.prefixes import GetPrefixes, PrefixNews
+from wire.messages.purge import PurgeNews, PurgePrefixes
 from wire.messages.sessions import SessionNews, TendSession
 from wire.rpc import (
     DESCRIBE,
     GET_PREFIXES,
     GET_STATS,
+    PURGE,
     SERVER_OPTIONS,
     SERVER_SERVICE,
     SET_DRAINING,
@@ -87,8 +89,10 @@ class GrpcServer:
         prefix_news: Callable[[int | None], Awaitable[PrefixNews]],
         set_draining: Callable[[SetDraining], Awaitable[None]],
         tend_session: Callable[[TendSession], Awaitable[SessionNews]],
+        purge: Callable[[PurgePrefixes], Awaitable[PurgeNews]],
     ) -> None:
-        """Adds Describe, GetStats, GetPrefixes, SetDraining and TendSession, which every server answers."""
+        """Adds Describe, GetStats, GetPrefixes, SetDraining, TendSession and Purge, which every server
+        answers."""
 
         async def on_describe(_request: Any, _context: Any) -> ServerInfo:
             return describe()
@@ -106,7 +110,11 @@ class GrpcServer:
         async def on_session(request: TendSession, _context: Any) -> SessionNews:
             return await tend_session(request)
 
+        async def on_purge(request: PurgePrefixes, _context: Any) -> PurgeNews:
+            return await purge(request)
+
         handlers = {
+            PURGE.name: unary_handler(PURGE, on_purge),
             TEND_SESSION.name: unary_handler(TEND_SESSION, on_session),
             SET_DRAINING.name: unary_handler(SET_DRAINING, on_draining),
             DESCRIBE.name: unary_handler(DESCRIBE, on_describe),

@@ -41,6 +41,7 @@ from wire.messages.generation import (
 )
 from wire.messages.handoff import Role, Ticket
 from wire.messages.prefixes import PrefixNews
+from wire.messages.purge import PurgeNews, PurgePrefixes
 from wire.messages.sessions import SessionNews, TendSession
 from wire.rpc import (
     ABANDON,
@@ -78,7 +79,7 @@ class GrpcWorker:
         }
         server.add_service(PREFILL_SERVICE, prefill)
         server.add_service(DECODE_SERVICE, {"Stream": stream_handler(self._stream)})
-        server.add_server_service(self._describe, _stats, _prefixes, _set_draining, _tend_session)
+        server.add_server_service(self._describe, _stats, _prefixes, _set_draining, _tend_session, _purge)
         await server.start()
         await server.wait_until_stopped()
 
@@ -184,6 +185,10 @@ async def _stats() -> ServerStats:
 
 async def _prefixes(_since: int | None) -> PrefixNews:
     return PrefixNews(1, True)
+
+
+async def _purge(_wanted: PurgePrefixes) -> PurgeNews:
+    return PurgeNews(0, 0, 0)
 
 
 async def _tend_session(_call: TendSession) -> SessionNews:

@@ -27,6 +27,7 @@ from engine.files.neighbours import NoNeighbours, StartNeighbours
 from engine.files.start_files import StartFiles, longest_start
 from engine.memory.cached_start import HostBlock, Match
 from engine.memory.host_tier import HostTier
+from engine.memory.prefix_journal import ReadCost, Tier
 from wire.messages.ranks import FileJobEnded, FileNews, ReadFromFiles, WriteToFiles
 
 
@@ -61,7 +62,8 @@ class FileChoices:
 
     ``compute_s(start, end)`` estimates the seconds in which the device computes the blocks from ``start`` to
     ``end``. ``least_wait_s`` is the least that a request may wait for files, whatever computing takes;
-    ``neighbour_wait_s`` the same for another server.
+    ``neighbour_wait_s`` the same for another server. ``read_cost`` returns what routers are told that reading
+    a start from files costs.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class FileChoices:
         compute_s: Callable[[int, int], float] = lambda start, end: 0.0,
         least_wait_s: float = 0.0,
         neighbour_wait_s: float = 0.0,
+        read_cost: Callable[[], ReadCost] = lambda: ReadCost(0.0, 0.0),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._tier = tier
@@ -85,6 +88,7 @@ class FileChoices:
         self._compute_s = compute_s
         self._least_wait_s = least_wait_s
         self._neighbour_wait_s = neighbour_wait_s
+        self._read_cost = read_cost
         self._clock = clock
         self._figures = files.figures
         self._next_number = secrets.randbits(62)  # a record keeps it: no other server writes the same one
@@ -111,6 +115,7 @@ class FileChoices:
             return None
         if self._files.is_on:
             self._note_arrived()
+            self.tell_routers()
         landed = chain(self._files.landed(), self._neighbours.landed())
         ended = tuple(FileJobEnded(one.job.number, one.is_done, one.place) for one in landed)
         numbers = {one.number for one in ended}
@@ -123,6 +128,18 @@ class FileChoices:
         if not ended and not late and not reads and write is None:
             return None
         return FileNews(ended, late, reads, write)
+
+    def tell_routers(self) -> None:
+        """Notes for routers which starts have come to files and which have gone."""
+        changes = self._files.changes()
+        for key, is_there in changes:
+            (self._host.journal.add if is_there else self._host.journal.remove)(key, Tier.FILES)
+        if changes:
+            self._price()
+
+    def _price(self) -> None:
+        """Notes for routers what reading a start costs now."""
+        self._host.journal.price(Tier.FILES, self._read_cost())
 
     # --- out -------------------------------------------------------------------------------------
 
@@ -162,6 +179,8 @@ class FileChoices:
         under_way: dict[bytes, int] | None = None
         for one in self._look_ups(has_neighbour=not self._files.is_on):
             if under_way is None:
+                if self._files.is_on:
+                    self._price()
                 under_way = {fetch.job.start: number for number, fetch in self._tier.fetches.items()}
             known, length, address = self._longest(one)
             if not length:
@@ -210,7 +229,9 @@ class FileChoices:
         self._limit_s[number] = limit_s
         return number
 
-    def take_over(self, keys: Sequence[bytes], address: str, most_pages: int, on_read: OnRead) -> int:
+    def take_over(
+        self, keys: Sequence[bytes], salt: str, address: str, most_pages: int, on_read: OnRead
+    ) -> int:
         """Begins to read the start with the last key from a server that leaves, between two steps.
 
         Returns the pages that it takes. 0: nothing is read, because there is no room, the start is here or on
@@ -222,7 +243,7 @@ class FileChoices:
         if is_here or num_pages > most_pages or not self._neighbours.may_read(address):
             return 0
         number = self._new_number()
-        if self._tier.fetch(number, keys, address) is None:
+        if self._tier.fetch(number, keys, salt, address) is None:
             return 0
         self._on_read[number] = on_read
         return num_pages

@@ -103,6 +103,7 @@ class FileTier:
             start.num_blocks,
             tuple(one.page for one in path) if self._host.memory.has_kv else (),
             *(start.state_pages, start.place, write.number),
+            salt=start.salt,
         )
         self._to_write.append(self.writing)
 
@@ -110,20 +111,21 @@ class FileTier:
         """Returns the counts of files, or of other servers if ``address`` is one's."""
         return self.neighbour_figures if address else self.figures
 
-    def fetch(self, number: int, keys: Sequence[bytes], address: str = "") -> Fetch | None:
+    def fetch(self, number: int, keys: Sequence[bytes], salt: str, address: str = "") -> Fetch | None:
         """Begins to read the start behind the blocks with these keys, or lets one more request wait for it.
 
-        It is read from the server at ``address``; empty: from files. None if host memory has no room for it.
+        It is read from the server at ``address``; empty: from files. ``salt`` is the cache salt that the keys
+        are chained to. None if host memory has no room for it.
         """
         under_way = self.fetches.get(number)
         if under_way is not None:
             return under_way
-        reserved = self._host.reserve(keys)
+        reserved = self._host.reserve(keys, salt)
         if reserved is None:
             return None
         parent = b"" if reserved.known is None else reserved.known.key
         pages = reserved.block_pages, reserved.state_pages
-        job = FileJob(reserved.keys, parent, len(keys), *pages, number=number, address=address)
+        job = FileJob(reserved.keys, parent, len(keys), *pages, number=number, address=address, salt=salt)
         self._to_read.append(job)
         fetch = self.fetches[number] = Fetch(job, reserved)
         return fetch

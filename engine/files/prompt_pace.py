@@ -23,3 +23,7 @@ class PromptPace:
         if token_s:
             return token_s * (end - start) * self._sizes.block_tokens
         return self._sizes.flops(start, end) / self._flops_per_s
+
+    def tokens(self, seconds: float) -> float:
+        """Returns the number of tokens at a prompt's beginning that are computed in this time."""
+        return seconds / self.seconds(0, 1) * self._sizes.block_tokens

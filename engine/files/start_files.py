@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from telemetry.engine_metrics import FileCacheFigures
+from wire.messages.purge import PurgePrefixes
 
 HostBytes = NDArray[np.uint8]
 """Host memory, ``[num_pages, page_bytes]``. Row ``i`` is page ``i + 1``: page 0 is the null page."""
@@ -59,6 +60,8 @@ class FileJob:
     """Names the job, on all ranks. What it has written keeps the number for ever."""
     address: str = ""
     """Address of the server from whose host memory the start is read; empty: it is read from files."""
+    salt: str = ""
+    """The cache salt of the prompts that the start belongs to (:mod:`wire.messages.cache_salt`)."""
 
     @property
     def start(self) -> bytes:
@@ -95,6 +98,24 @@ class EndedJob:
     """Of a start that was read: why its state was kept."""
 
 
+@dataclass(frozen=True)
+class PurgedFiles:
+    """What a purge has deleted."""
+
+    num_records: int = 0
+    num_bytes: int = 0
+    """Bytes of these records."""
+    error: str = ""
+    """Why something may still be there; empty: nothing is."""
+
+    def __add__(self, other: PurgedFiles) -> PurgedFiles:
+        return PurgedFiles(
+            self.num_records + other.num_records,
+            self.num_bytes + other.num_bytes,
+            self.error or other.error,
+        )
+
+
 class StartFiles(Protocol):
     """Starts in files. Nothing here waits for a disk."""
 
@@ -123,8 +144,14 @@ class StartFiles(Protocol):
         """Whether a request could start behind the block with this key, because all ranks can read their
         shares."""
 
+    def changes(self) -> Sequence[tuple[bytes, bool]]:
+        """Returns the starts that came (True) and went (False) since the last call, in order."""
+
     def seconds(self, num_pages: int) -> float:
         """Estimates how long it takes from now on until ``num_pages`` pages are read."""
+
+    def read_s(self, num_pages: int) -> float:
+        """Estimates how long reading ``num_pages`` pages takes when nothing else is read."""
 
     @property
     def may_write(self) -> bool:
@@ -138,6 +165,10 @@ class StartFiles(Protocol):
 
     def landed(self) -> list[EndedJob]:
         """Returns the jobs that have ended since the last call."""
+
+    def purge(self, wanted: PurgePrefixes, done: Callable[[PurgedFiles], None]) -> None:
+        """Begins to delete starts. ``done`` is called on any thread when nothing of them is left. A start of
+        these that is being written when the call comes is not written."""
 
     def close(self) -> None:
         """Ends all work. The last call."""
@@ -164,7 +195,13 @@ class NoFiles:
     def has_start(self, key: bytes) -> bool:
         return False
 
+    def changes(self) -> Sequence[tuple[bytes, bool]]:
+        return ()
+
     def seconds(self, num_pages: int) -> float:
+        raise NotImplementedError("without files nothing is read")
+
+    def read_s(self, num_pages: int) -> float:
         raise NotImplementedError("without files nothing is read")
 
     def read(self, job: FileJob, memory: HostBytes, settled: Callable[[], None]) -> None:
@@ -175,6 +212,9 @@ class NoFiles:
 
     def landed(self) -> list[EndedJob]:
         return []
+
+    def purge(self, wanted: PurgePrefixes, done: Callable[[PurgedFiles], None]) -> None:
+        done(PurgedFiles())
 
     def close(self) -> None:
         pass

@@ -68,6 +68,8 @@ class CachedBlock:
     last_used: int = 0
     is_cached: bool = True
     """Whether the block is still in the tree."""
+    salt: str = ""
+    """The cache salt of the prompts that the block belongs to (:mod:`wire.messages.cache_salt`)."""
 
     @property
     def is_idle_leaf(self) -> bool:
@@ -113,6 +115,8 @@ class HostBlock:
     """How often the start is being written to files or is lent, so that it can't be given up."""
     session: str = ""
     """Like :attr:`CachedState.session`."""
+    salt: str = ""
+    """Like :attr:`CachedBlock.salt`."""
 
     @property
     def is_pinned(self) -> bool:
@@ -131,6 +135,8 @@ class Reservation:
     """Keys of the blocks that host memory lacks."""
     block_pages: tuple[int, ...]
     state_pages: tuple[int, ...]
+    salt: str
+    """Like :attr:`CachedBlock.salt`."""
 
 
 @dataclass(frozen=True)

@@ -130,6 +130,15 @@ class HostTier:
         self._arriving = []
         self._count_used()
 
+    def purge(self, covers: Callable[[str], bool]) -> int:
+        """Gives up the starts whose cache salt ``covers`` holds for, between two plans, but what is retained
+        or pinned. Returns their number."""
+        purged = [one for one in self._starts if covers(one.salt) and not one.is_pinned]
+        for start in purged:
+            self._give_up(start)
+        self._count_used()
+        return len(purged)
+
     def _count_used(self) -> None:
         self.figures.used_bytes = (self._pages.capacity - self._pages.num_free) * self.memory.page_bytes
 
@@ -234,6 +243,13 @@ class HostTier:
             self._starts.move_to_end(block, last=False)
         return True
 
+    def share(self, key: bytes, session: str) -> None:
+        """Keeps a session's start like one that others use too."""
+        block = self.start(key)
+        if block is not None and block.session == session:
+            block.session = ""
+            self._used(block)
+
     # --- retained --------------------------------------------------------------------------------
 
     def start(self, key: bytes) -> HostBlock | None:
@@ -274,8 +290,11 @@ class HostTier:
             return len(keys) - 1
         return next((n for n in range(len(keys), 0, -1) if keys[n - 1] in self._blocks), 0)
 
-    def reserve(self, keys: Sequence[bytes]) -> Reservation | None:
-        """Takes pages for the start with the last key, which is to be read; None: there is no room."""
+    def reserve(self, keys: Sequence[bytes], salt: str) -> Reservation | None:
+        """Takes pages for the start with the last key, which is to be read; None: there is no room.
+
+        ``salt`` is the cache salt that the keys are chained to.
+        """
         num_known, num_pages = self._num_known(keys), self.num_missing_pages(keys)
         known = self._blocks[keys[num_known - 1]] if num_known and self.memory.has_kv else None
         if not self._make_room(len(keys), known, num_pages):
@@ -284,7 +303,7 @@ class HostTier:
             known.num_children += 1
         pages = tuple(self._pages.allocate(num_pages))
         state_pages, block_pages = pages[: self.memory.state_pages], pages[self.memory.state_pages :]
-        return Reservation(known, num_known, tuple(keys[num_known:]), block_pages, state_pages)
+        return Reservation(known, num_known, tuple(keys[num_known:]), block_pages, state_pages, salt)
 
     def enter(self, reserved: Reservation, place: Place) -> list[int]:
         """Adds a start that was read. Returns the pages that hold it; the others were known meanwhile."""
@@ -294,7 +313,7 @@ class HostTier:
             page = reserved.block_pages[index] if reserved.block_pages else NULL_INDEX
             block = self._blocks.get(key)
             if block is None:
-                block = self._add(key, last, reserved.num_before + index + 1, page)
+                block = self._add(key, last, reserved.num_before + index + 1, page, reserved.salt)
                 used += [page] if page != NULL_INDEX else []
             elif page != NULL_INDEX:
                 self._pages.free([page])
@@ -369,12 +388,12 @@ class HostTier:
         last = known
         for index, node in enumerate(path):
             page = pages[index] if pages else NULL_INDEX
-            last = self._add(node.key, last, node.num_blocks, page)
+            last = self._add(node.key, last, node.num_blocks, page, node.salt)
         assert last is not None, "a start has at least one block"
         return last
 
-    def _add(self, key: bytes, parent: HostBlock | None, num_blocks: int, page: int) -> HostBlock:
-        block = self._blocks[key] = HostBlock(key, parent, num_blocks, page)
+    def _add(self, key: bytes, parent: HostBlock | None, num_blocks: int, page: int, salt: str) -> HostBlock:
+        block = self._blocks[key] = HostBlock(key, parent, num_blocks, page, salt=salt)
         if self._serves(block):
             self.journal.add(key, Tier.HOST)
         if parent is not None:

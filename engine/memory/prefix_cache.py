@@ -20,13 +20,14 @@ ones are outdated: they are evicted before all others, and do not go to host mem
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 
 from engine.memory.cached_start import CachedBlock, CachedState, Match, Place
 from engine.memory.eviction import EvictionPolicy, LruEviction
 from engine.memory.host_tier import HostTier
 from engine.memory.index_pool import NULL_INDEX, Indices
+from engine.memory.prefix_journal import Tier
 from wire.messages.prefixes import following_keys, root_key
 
 
@@ -100,6 +101,23 @@ class PrefixCache:
             self._evict_for_blocks(self._num_idle_blocks)
         self.tier.clear()
 
+    def purge(self, covers: Callable[[str], bool]) -> int:
+        """Give up all that no request holds and whose cache salt ``covers`` holds for. Nothing of it goes to
+        host memory. Return the number of starts that went."""
+        num_starts = self.journal.num_keys(Tier.DEVICE)
+        nodes = [node for node in self._nodes.values() if covers(node.salt)]
+        for node in nodes:
+            if node.state is not None and node.state.num_users == 0:
+                self._outdated[node.state] = None  # what is outdated is not demoted
+                self._drop_state(node.state)
+                self._offer_block(node)
+        for node in sorted(nodes, key=lambda one: -one.num_blocks):
+            if node.is_idle_leaf and node.state is None:
+                self._remove([node])
+                if node.parent is not None:
+                    self._offer_block(node.parent)
+        return num_starts - self.journal.num_keys(Tier.DEVICE)
+
     # --- looking up ------------------------------------------------------------------------------
 
     def lengthen_keys(self, keys: list[bytes], tokens: Sequence[int], num_tokens: int, salt: str) -> None:
@@ -168,6 +186,11 @@ class PrefixCache:
         states = [state for state in self._states if state not in self._outdated]
         return [state.node for state in sorted(states, key=self._policy.value, reverse=True)]
 
+    def salt_of(self, key: bytes) -> str:
+        """Return the cache salt of the prompts that a block belongs to; empty if it is gone."""
+        node, start = self._nodes.get(key), self.tier.start(key)
+        return node.salt if node is not None else "" if start is None else start.salt
+
     def outdate(self, key: bytes, session: str) -> bool:
         """Let a session's start at the end of a block be evicted before all others, from host memory too.
         Return whether there is one that no other request uses."""
@@ -176,6 +199,14 @@ class PrefixCache:
             return in_host
         self._outdated[state] = None
         return True
+
+    def share(self, key: bytes, session: str) -> None:
+        """Let a session's start at the end of a block be kept like one that others use too."""
+        self.tier.share(key, session)
+        state = self.state(key)
+        if state is not None and state.session == session:
+            state.session = ""
+            self._outdated.pop(state, None)
 
     def hold(self, nodes: Iterable[CachedBlock]) -> None:
         """Protect nodes from eviction until :meth:`release`."""
@@ -209,20 +240,25 @@ class PrefixCache:
     # --- growing ---------------------------------------------------------------------------------
 
     def extend(
-        self, nodes: list[CachedBlock], keys: Sequence[bytes], num_blocks: int, block_ids: Sequence[int]
+        self,
+        nodes: list[CachedBlock],
+        keys: Sequence[bytes],
+        num_blocks: int,
+        block_ids: Sequence[int],
+        salt: str = "",
     ) -> None:
         """Add nodes for a request's newly computed blocks after ``nodes``, which the request holds.
 
         ``num_blocks`` blocks have been computed from the start; ``keys`` has at least their keys. All new
         nodes are held and appended to ``nodes``. A new node takes the request's block, which belongs to the
         cache from now on. If an equal block is cached already, its node is held instead, and the request
-        continues to use its own block.
+        continues to use its own block. ``salt`` says whose prompts they are.
         """
         for index in range(len(nodes), num_blocks):
             parent, key = nodes[-1] if nodes else None, keys[index]
             node = self._nodes.get(key)
             if node is None:
-                node = CachedBlock(key, parent, index + 1, self._block_at(block_ids, index))
+                node = CachedBlock(key, parent, index + 1, self._block_at(block_ids, index), salt=salt)
                 self._enter(node)
             self.hold([node])
             nodes.append(node)
@@ -274,10 +310,14 @@ class PrefixCache:
         if victim.state is not None:
             self._drop_state(victim.state)
         tail = self._tail(victim, most_blocks)
+        self._demote_blocks(tail)
         self._remove(tail)
         before = tail[-1].parent
         if before is not None:
             self._offer_block(before)
+
+    def _demote_blocks(self, tail: Sequence[CachedBlock]) -> None:
+        """Let host memory have blocks that are evicted. Here only states are starts."""
 
     def _tail(self, leaf: CachedBlock, most_blocks: int) -> list[CachedBlock]:
         """Return a leaf and those blocks before it that the policy would choose next anyway: they have no

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import islice
 
 from wire.messages.prefixes import PrefixNews, TierNews
 
@@ -16,6 +17,8 @@ MAX_CHANGES = 4096
 MAX_KEYS = 65_536
 """Maximum number of keys sent at a time (1 MiB). If there are more, those of the fastest tier are sent, and
 of one tier those added last."""
+COST_CHANGE = 1.25
+"""Routers hear of another cost of reading when it differs by more than this factor."""
 
 
 class Tier(IntEnum):
@@ -23,6 +26,7 @@ class Tier(IntEnum):
 
     DEVICE = 0
     HOST = 1
+    FILES = 2
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,11 @@ class ReadCost:
     token: float
     """For each token whose KV the device lacks, besides ``start``."""
 
+    def differs(self, other: ReadCost) -> bool:
+        """Whether routers should hear of this cost if they know the other one."""
+        pairs = ((self.start, other.start), (self.token, other.token))
+        return any(max(pair) > COST_CHANGE * min(pair) for pair in pairs)
+
 
 class PrefixJournal:
     """A set of keys of cached prefixes (:mod:`wire.messages.prefixes`). The set has a version.
@@ -42,17 +51,29 @@ class PrefixJournal:
     """
 
     def __init__(self, costs: Mapping[Tier, ReadCost] | None = None) -> None:
-        """``costs``: for each slower tier that the server has."""
+        """``costs``: for each slower tier that the server has and whose cost is known in advance."""
         self._costs = dict(costs or {})
         self._version = random.getrandbits(62)
         self._keys: dict[Tier, dict[bytes, None]] = {tier: {} for tier in Tier}
-        self._changes: deque[bytes] = deque(maxlen=MAX_CHANGES)
-        """Keys whose fastest tier changed, in order. Each change made a new version."""
+        self._changes: deque[bytes | None] = deque(maxlen=MAX_CHANGES)
+        """Keys whose fastest tier changed, in order; None: a tier's cost. Each change made a new version."""
 
     @property
     def version(self) -> int:
         """Increases with every change."""
         return self._version
+
+    def num_keys(self, tier: Tier) -> int:
+        """Returns the number of starts in a tier, whatever other tiers have."""
+        return len(self._keys[tier])
+
+    def price(self, tier: Tier, cost: ReadCost) -> None:
+        """Notes what reading a start from a tier costs now."""
+        known = self._costs.get(tier)
+        if known is None or cost.differs(known):
+            self._costs[tier] = cost
+            self._version += 1
+            self._changes.append(None)
 
     def add(self, key: bytes, tier: Tier = Tier.DEVICE) -> None:
         before = self._tier_of(key)
@@ -79,15 +100,16 @@ class PrefixJournal:
         if not 0 <= num_missed <= len(self._changes):
             return self._news(self._newest(), is_whole=True)
         changed = dict.fromkeys(list(self._changes)[len(self._changes) - num_missed :])
-        return self._news({key: self._tier_of(key) for key in changed}, is_whole=False)
+        tiers = {key: self._tier_of(key) for key in changed if key is not None}
+        return self._news(tiers, is_whole=False)
 
     def _newest(self) -> dict[bytes, Tier | None]:
         """Return at most :data:`MAX_KEYS` keys and their tiers."""
         newest: dict[bytes, Tier | None] = {}
         for tier, keys in self._keys.items():
-            slower = [key for key in keys if key not in newest] if newest else list(keys)
-            room = MAX_KEYS - len(newest)
-            newest |= dict.fromkeys(slower[max(0, len(slower) - room) :], tier)
+            slower = (key for key in reversed(keys) if key not in newest)
+            told = list(islice(slower, MAX_KEYS - len(newest)))  # the rest, which may be long, is left alone
+            newest |= dict.fromkeys(reversed(told), tier)
         return newest
 
     def _news(self, tiers: Mapping[bytes, Tier | None], *, is_whole: bool) -> PrefixNews:

@@ -6,10 +6,12 @@ from collections.abc import Callable
 
 from engine.engine import Engine
 from engine.request import Request
+from engine.schedule.purges import Purges
 from engine.step_result import StepResult
 from wire.errors import TwinfangError
 from wire.messages.generation import ErrorReply, ForkedChoice, RequestOutput
 from wire.messages.handoff import Digests, Ticket
+from wire.messages.purge import PurgePrefixes
 from wire.messages.ranks import (
     AddRequest,
     CancelRequest,
@@ -42,6 +44,7 @@ class LeadEngine:
         self.model, self.fingerprint = own.model, own.fingerprint
         self.capacity, self.caches, self.grammars = own.capacity, own.caches, own.grammars
         self.measures, self.stats, self.prefix_news = own.measures, own.stats, own.prefix_news
+        self.purges = LeadPurges(own.purges, tell)
 
     def add(self, request: Request) -> None:
         self.own.open_grammar(request)  # only rank 0 waits for the first masks and limits the wait
@@ -82,6 +85,19 @@ class LeadEngine:
         files = self.own.file_choices.news()  # and asks what has been read and written
         self._tell(RunStep(news, files))
         return self.own.step_with(news, files)
+
+
+class LeadPurges:
+    """Rank 0's purges: what it deletes, all ranks delete."""
+
+    def __init__(self, own: Purges, tell: Callable[[object], None]) -> None:
+        self._own = own
+        self._tell = tell
+        self.begin, self.under_way = own.begin, own.under_way
+
+    def purge(self, wanted: PurgePrefixes) -> int:
+        self._tell(wanted)
+        return self._own.purge(wanted)
 
 
 def _call(request: Request) -> AddRequest:

@@ -11,6 +11,7 @@ from engine.group.rank_link import RankLink
 from engine.request import Request
 from wire.errors import TwinfangError, error_from_code
 from wire.messages.generation import ForkedChoice
+from wire.messages.purge import PurgePrefixes
 from wire.messages.ranks import (
     AddRequest,
     CancelRequest,
@@ -33,6 +34,7 @@ CALLS: tuple[type[Any], ...] = (
     Stop,
     SumDigests,
     TendSession,
+    PurgePrefixes,
 )
 
 
@@ -71,6 +73,8 @@ class RankWorker:
             engine.digests(call.request_id)
         elif isinstance(call, TendSession):
             engine.tend(call)
+        elif isinstance(call, PurgePrefixes):
+            engine.purges.purge(call)
         elif isinstance(call, CancelRequest):
             engine.cancel(call.request_id)
         elif isinstance(call, ReleaseRequest):

@@ -40,9 +40,12 @@ class BlockPrefixCache(PrefixCache):
         self.journal.add(node.key)
         super()._enter(node)
 
-    def _remove(self, tail: Sequence[CachedBlock]) -> None:
+    def _demote_blocks(self, tail: Sequence[CachedBlock]) -> None:
         for node in tail:
             self.tier.demote(node)
+
+    def _remove(self, tail: Sequence[CachedBlock]) -> None:
+        for node in tail:
             self.journal.remove(node.key)
         super()._remove(tail)
 

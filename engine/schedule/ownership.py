@@ -87,7 +87,7 @@ class Ownership:
         for read in () if news is None else news.reads:
             request = self._newcomers[read.request_id]
             keys = self._match(request).keys[: read.num_blocks]
-            request.fetch = self.files.fetch(read.number, keys, read.address)
+            request.fetch = self.files.fetch(read.number, keys, request.cache_salt, read.address)
             if request.fetch is None:
                 self.files.figures_of(read.address).computed += 1
         self._newcomers.clear()
@@ -162,7 +162,7 @@ class Ownership:
         slot = cache.allocate_slot() if self._plan.has_state else NULL_INDEX
         cache.used(found)  # before the start is kept again: policies learn that it was missed
         memory = request.memory
-        cache.extend(nodes, found.keys, start.num_blocks, memory.block_ids)
+        cache.extend(nodes, found.keys, start.num_blocks, memory.block_ids, request.cache_salt)
         memory.nodes = nodes
         state = None
         if self._plan.has_state:
@@ -317,7 +317,7 @@ class Ownership:
         memory, keys = request.memory, request.block_keys
         self.cache.lengthen_keys(keys, request.tokens, request.num_computed, salt)
         num_blocks = request.num_computed // self._plan.block_size
-        self.cache.extend(memory.nodes, keys, num_blocks, memory.block_ids)
+        self.cache.extend(memory.nodes, keys, num_blocks, memory.block_ids, request.cache_salt)
 
     def give_up(self, row: PlannedRow) -> None:
         """Takes back the slots of a prefill row's boundaries, because no step will fill them with valid

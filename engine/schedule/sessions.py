@@ -10,7 +10,7 @@ There is no clock here: the server lets go when the time is over, and its ranks 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from engine.memory.cached_start import HostBlock
@@ -69,6 +69,8 @@ class Sessions:
             return self._retain(call.session, call.owner)
         if call.action == "prefetch":
             return self._prefetch(call.session)
+        if call.action == "fork":
+            return self._fork(call.session, call.into)
         kept = self._let_go(call.session)
         if call.action == "release":
             return self._release(call.session)
@@ -129,6 +131,12 @@ class Sessions:
             start = self._tier.start(key)
         return start
 
+    def purge(self, covers: Callable[[str], bool]) -> None:
+        """Retains no start any more whose cache salt ``covers`` holds for."""
+        for session, kept in list(self._retained.items()):
+            if any(covers(start.salt) for start in kept.starts):
+                self._let_go(session)
+
     def _let_go(self, session: str) -> SessionNews:
         kept = self._retained.pop(session, None)
         if kept is None:
@@ -161,6 +169,20 @@ class Sessions:
             return NOTHING
         return SessionNews(1, lengths[key] * self._cache.block_size)
 
+    def _fork(self, session: str, into: str) -> SessionNews:
+        """Lets a session begin from another one's newest starts. From now on these belong to no session
+        alone, so neither session gives them up when it goes beyond them. What is known of an earlier session
+        of that name is forgotten."""
+        self._newest.pop(into, None)
+        num_starts = num_blocks = 0
+        for key in reversed(list(self._keys(session))):
+            length = self._length(key)
+            if length:
+                self._cache.share(key, session)
+                self.note(into, key)
+                num_starts, num_blocks = num_starts + 1, max(num_blocks, length)
+        return SessionNews(num_starts, num_blocks * self._cache.block_size)
+
     def _fetch(self, start: HostBlock) -> bool:
         """Copies what the device lacks of a start to the device. Returns whether it has room for that.
 
@@ -179,7 +201,7 @@ class Sessions:
         held = cache.blocks_of(nodes)
         new = cache.allocate_blocks(num_new, held[-1] if held else NULL_INDEX)
         slot = cache.allocate_slot()
-        cache.extend(nodes, keys, len(keys), held + new)
+        cache.extend(nodes, keys, len(keys), held + new, start.salt)
         state = cache.put_state(nodes[-1], slot, start.place, start.session)
         assert state is not None, "the device lacked the state"
         self._tier.promote(start, (held + new)[num_held:], slot, 0)

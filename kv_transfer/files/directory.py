@@ -68,6 +68,11 @@ class Directory:
         path = parent / f"{form.fingerprint[:12]}-{form.layout[:12]}-{number}"
         path.mkdir(mode=0o700, exist_ok=True)
         path.chmod(0o700)
+        return cls.lock(path, number)
+
+    @classmethod
+    def lock(cls, path: Path, number: int = 0) -> Directory | None:
+        """Locks a folder that is there; None: another process has locked it. Raises :class:`OSError`."""
         lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         with contextlib.suppress(BlockingIOError, PermissionError):
             fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -6,7 +6,8 @@ The thread that moves bytes changes the index; other threads may ask whether a k
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from kv_transfer.files.names import NameChanges, block_name, state_name
@@ -60,10 +61,17 @@ class FileIndex:
         self._has_state = has_state
         self._changes = changes
         self._blocks: dict[bytes, FileBlock] = {}
+        self._starts: deque[tuple[bytes, bool]] = deque()
+        """Starts that came (True) and went (False), for routers."""
 
     @property
     def num_blocks(self) -> int:
         return len(self._blocks)
+
+    def start_changes(self) -> Sequence[tuple[bytes, bool]]:
+        """Returns the starts that came and went since the last call, in order. May be called by one other
+        thread."""
+        return [self._starts.popleft() for _ in range(len(self._starts))]
 
     def has_block(self, key: bytes) -> bool:
         return key in self._blocks
@@ -104,6 +112,7 @@ class FileIndex:
             block = self._blocks.get(key)
             if block is None:
                 block = self._blocks[key] = FileBlock(key, last, contents, record, number)
+                self._note_start(key, not self._has_state, is_there=True)
                 if last is not None:
                     last.following = last.following or set()
                     last.following.add(block)
@@ -119,6 +128,7 @@ class FileIndex:
         if record.has_state:
             self._drop_state(last)
             last.state = contents, record
+            self._note_start(last.key, self._has_state, is_there=True)
             contents.states.append(last)
             if self._changes is not None:
                 self._changes.got(state_name(last.key, record.number))
@@ -128,20 +138,32 @@ class FileIndex:
         if self._changes is not None:
             self._changes.lost(block.name)
 
+    def _note_start(self, key: bytes, is_start: bool, *, is_there: bool) -> None:
+        if is_start:
+            self._starts.append((key, is_there))
+
     def _drop_state(self, block: FileBlock) -> None:
+        self._note_start(block.key, self._has_state and block.state is not None, is_there=False)
         if block.state is not None and self._changes is not None:
             self._changes.lost(state_name(block.key, block.state[1].number))
         block.state = None
 
-    def drop(self, contents: Contents) -> None:
-        """Drops what a segment holds, and all blocks that follow its blocks."""
+    def drop(self, contents: Contents, of: Callable[[Record], bool] = lambda record: True) -> None:
+        """Drops what a segment's records hold, or those for which ``of`` holds, and all blocks that follow
+        their blocks."""
         for block in contents.states:
-            if block.state is not None and block.state[0] is contents:
+            if block.state is not None and block.state[0] is contents and of(block.state[1]):
                 self._drop_state(block)
         for block in contents.blocks:
-            if self._blocks.get(block.key) is block and block.contents is contents:
+            if self._is_in(block, contents) and of(block.record):
                 self._drop(block)
-        contents.blocks, contents.states = [], []
+        contents.blocks = [block for block in contents.blocks if self._is_in(block, contents)]
+        contents.states = [
+            block for block in contents.states if block.state is not None and block.state[0] is contents
+        ]
+
+    def _is_in(self, block: FileBlock, contents: Contents) -> bool:
+        return self._blocks.get(block.key) is block and block.contents is contents
 
     def drop_page(self, page: Page) -> None:
         """Drops what a damaged page holds: a block and all that follow it, or a state."""
@@ -172,7 +194,8 @@ class FileIndex:
         rest = [block]
         while rest:
             one = rest.pop()
-            self._blocks.pop(one.key, None)
+            if self._blocks.pop(one.key, None) is not None:
+                self._note_start(one.key, not self._has_state, is_there=False)
             self._drop_state(one)
             self._lost_block(one)
             rest += one.following or ()

@@ -18,18 +18,21 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from engine.files.start_files import EndedJob, FileJob, HostBytes, StartForm
+from engine.files.start_files import EndedJob, FileJob, HostBytes, PurgedFiles, StartForm
 from engine.files.tier_settings import FileCache
 from kv_transfer.files.directory import Directory
 from kv_transfer.files.file_index import Page, runs
 from kv_transfer.files.names import NameChanges
-from kv_transfer.files.record import Record, header_bytes, pack_header, record_bytes
+from kv_transfer.files.offline_purge import purge_others
+from kv_transfer.files.purge import Purge
+from kv_transfer.files.record import Record, header_bytes, owner_tag, pack_header, record_bytes
 from kv_transfer.files.seal import Sealer
-from kv_transfer.files.segments import Segment, Segments
+from kv_transfer.files.segments import Extent, Segment, Segments
 from kv_transfer.nixl.file_agent import FileAgent
 from kv_transfer.nixl.poll_thread import PollThread
 from telemetry.engine_metrics import FileCacheFigures, FileFailure
 from wire.errors import ConfigError, TransferError
+from wire.messages.purge import PurgePrefixes
 from wire.repeated_lines import RepeatedLines
 
 log = logging.getLogger(__name__)
@@ -89,6 +92,7 @@ class FileStore:
         self._ended_pages = 0
         self._ended_writes = 0
         self._reads: deque[_Task] = deque()
+        self._purges: deque[Purge] = deque()
         self._write: tuple[FileJob, Iterator[int]] | None = None
         self._next_write_s = 0.0
         self._next_upkeep_s = 0.0
@@ -147,9 +151,14 @@ class FileStore:
     def has_start(self, key: bytes) -> bool:
         return self.may_read and self.index.has_start(key)
 
+    def changes(self) -> Sequence[tuple[bytes, bool]]:
+        return self.index.start_changes()
+
     def seconds(self, num_pages: int) -> float:
-        num_bytes = (self._asked_pages - self._ended_pages + num_pages) * self._form.page_bytes
-        return LATENCY_S + num_bytes / self.bytes_per_s
+        return self.read_s(self._asked_pages - self._ended_pages + num_pages)
+
+    def read_s(self, num_pages: int) -> float:
+        return LATENCY_S + num_pages * self._form.page_bytes / self.bytes_per_s
 
     @property
     def may_read(self) -> bool:
@@ -191,6 +200,9 @@ class FileStore:
 
         self._thread.post(pause)
 
+    def purge(self, wanted: PurgePrefixes, done: Callable[[PurgedFiles], None]) -> None:
+        self._thread.post(lambda: self._begin_purge(wanted, done))
+
     def close(self) -> None:
         if self._on_news is not None:
             self._thread.stop()
@@ -204,6 +216,9 @@ class FileStore:
         if self._reads:
             self._read(self._reads.popleft())
             return 0.0
+        if self._purges:
+            self._purge_on(self._purges[0])
+            return 0.0
         now_s = time.monotonic()
         if now_s >= self._next_upkeep_s and not self._agent.is_stuck:
             self._keep_up()
@@ -215,12 +230,15 @@ class FileStore:
         return max(0.0, self._next_upkeep_s - now_s)
 
     def _keep_up(self) -> None:
+        used_bytes = self._segments.used_bytes
         self._segments.purge()
         self.figures.used_bytes = self._segments.used_bytes
         may_write_again = 0.0 < self._writes_from_s <= time.monotonic()
         if may_write_again:
             self._writes_from_s = 0.0
-        has_changed = self._changes is not None and not self._changes.is_empty
+        has_changed = self.figures.used_bytes != used_bytes or (
+            self._changes is not None and not self._changes.is_empty
+        )
         if self._on_news is not None and (may_write_again or has_changed):
             self._on_news()
 
@@ -329,7 +347,10 @@ class FileStore:
             return
         self._register(segment)
         offset = segment.end
-        at, checks = offset + header_bytes(len(job.keys), job.num_pages), bytearray()
+        owner = owner_tag(job, segment.seal)
+        before_pages = header_bytes(len(job.keys), job.num_pages)
+        segment.extents.append(Extent(offset, record_bytes(job, self._form), before_pages, owner))
+        at, checks = offset + before_pages, bytearray()
         pages = (*job.block_pages, *job.state_pages)
         most = max(1, WRITE_PIECE_BYTES // self._form.page_bytes)
         for first in range(0, len(pages), most):
@@ -346,9 +367,9 @@ class FileStore:
             self._agent.write(segment.fd, at, num_bytes, IO_DEADLINE_S)
             at += num_bytes
             yield num_bytes
-        self._finish(job, segment, bytes(checks))
+        self._finish(job, segment, bytes(checks), owner)
 
-    def _finish(self, job: FileJob, segment: Segment, checks: bytes) -> None:
+    def _finish(self, job: FileJob, segment: Segment, checks: bytes, owner: bytes) -> None:
         """Writes a record's header: from now on it can be read."""
         if not self._segments.is_current(segment):
             self.figures.dropped += 1
@@ -359,11 +380,33 @@ class FileStore:
             segment,
             Record(
                 *(segment.end, job.keys, job.parent, job.num_blocks, job.place, len(job.block_pages), checks),
-                *(num_bytes, job.number),
+                *(num_bytes, job.number, owner),
             ),
         )
         self.figures.written += 1
         self.figures.written_bytes += num_bytes
+
+    # purging
+
+    def _begin_purge(self, wanted: PurgePrefixes, done: Callable[[PurgedFiles], None]) -> None:
+        if self._write is not None and wanted.covers(self._write[0].salt):
+            job, _ = self._write
+            self._write = None
+            self._segments.end_current()  # what was written of the record is never written over
+            self.figures.dropped += 1
+            self._end(job, is_done=False, is_write=True)
+        self._purges.append(Purge(self._segments, wanted, done))
+
+    def _purge_on(self, purge: Purge) -> None:
+        if purge.go_on():
+            return
+        self._purges.popleft()
+        purge.purged += purge_others(self._segments.folder, purge.wanted, self._sealer)
+        self.figures.purged += purge.purged.num_records
+        self.figures.used_bytes = self._segments.used_bytes
+        purge.done(purge.purged)
+        if self._on_news is not None:
+            self._on_news()
 
     # all
 

@@ -5,7 +5,8 @@
 
 A record holds a start's state and those blocks before it that files lacked. Its header is written after its
 pages: a record whose writer died has zeros there, and is the end of its segment. The body is sealed like a
-page, since keys are digests of people's prompts.
+page, since keys are digests of people's prompts. It has a keyed hash of the owner, by which records are
+purged. A purged record is zeros behind a prefix that says how long it was.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ import struct
 from dataclasses import dataclass
 
 from engine.files.start_files import FileJob, StartForm
-from kv_transfer.files.seal import CHECK_BYTES, HEADER, Seal
+from kv_transfer.files.seal import CHECK_BYTES, HEADER, PURGED, Seal
+from wire.messages.cache_salt import owner_of
 from wire.messages.prefixes import KEY_BYTES
 
 ALIGNMENT = 512
-FORMAT = 2
-"""Increase it when the layout below changes, or when a model's blocks and states get other bits."""
+FORMAT = 3
+"""Increase it when the layout below changes, or when a model's blocks and states get other bits. Servers
+delete segments of another format. Before format 3 records had no owners."""
 SEGMENT_ID_BYTES = 16
 MAX_BODY_BYTES = 64 << 20
 """A longer body is damage: it would hold the keys of 30 million tokens."""
@@ -30,7 +33,9 @@ _SEGMENT = struct.Struct("<8sII16sQ8s64s64sQ")
 _SEGMENT_MAGIC = b"TWFSEGM\n"
 _PREFIX = struct.Struct("<8sII16s")
 _RECORD_MAGIC = b"TWFRECO\n"
-_BODY = struct.Struct("<16sIIIIIIQ")
+_PURGED = struct.Struct("<8s4sI16s")
+_PURGED_MAGIC = b"TWFGONE\n"
+_BODY = struct.Struct("<16sIIIIIIQ16s")
 PREFIX_BYTES = _PREFIX.size
 
 
@@ -57,16 +62,25 @@ class SegmentHeader:
         form = self.form
         data = _SEGMENT.pack(
             *(_SEGMENT_MAGIC, FORMAT, int(form.has_kv), self.segment_id, self.created_s, self.sealer),
-            *(form.fingerprint.encode(), form.layout.encode(), form.page_bytes << 32 ^ form.state_bytes),
+            *(form.fingerprint.encode("latin-1"), form.layout.encode("latin-1")),
+            form.page_bytes << 32 ^ form.state_bytes,
         )
         return (data + _digest(data)).ljust(ALIGNMENT, b"\0")
 
     @classmethod
     def parse(cls, data: bytes, sealer: bytes, form: StartForm) -> SegmentHeader | None:
         """Returns the header of a segment that this server may use; None: the segment is foreign."""
+        header = cls.read(data)
+        return header if header is not None and (header.sealer, header.form) == (sealer, form) else None
+
+    @classmethod
+    def read(cls, data: bytes) -> SegmentHeader | None:
+        """Returns the header of any segment; None: it is damaged or of another format."""
         if len(data) < ALIGNMENT:
             return None
-        _, _, _, segment_id, created_s, *_ = _SEGMENT.unpack_from(data)
+        _, _, has_kv, segment_id, created_s, sealer, fingerprint, layout, sizes = _SEGMENT.unpack_from(data)
+        names = [name.rstrip(b"\0").decode("latin-1") for name in (fingerprint, layout)]
+        form = StartForm(names[0], names[1], sizes >> 32, sizes & 0xFFFF_FFFF, bool(has_kv))
         header = cls(segment_id, created_s, sealer, form)
         return header if header.pack() == data[:ALIGNMENT] else None
 
@@ -93,6 +107,8 @@ class Record:
     """From the record's offset to that of the next one."""
     number: int = 0
     """The number of the job that has written it. The other ranks' shares have the same one."""
+    owner: bytes = b""
+    """What stands for the owner of the prompts (:meth:`kv_transfer.files.seal.Seal.tag`)."""
 
     @property
     def pages_at(self) -> int:
@@ -118,11 +134,16 @@ def record_bytes(job: FileJob, form: StartForm) -> int:
     return align(header_bytes(len(job.keys), job.num_pages) + pages)
 
 
+def owner_tag(job: FileJob, seal: Seal) -> bytes:
+    """Returns what stands for the owner of a start."""
+    return seal.tag(owner_of(job.salt))
+
+
 def pack_header(job: FileJob, checks: bytes, offset: int, seal: Seal) -> bytes:
     """Returns a record's prefix and body."""
     body = _BODY.pack(
         *(job.parent, len(job.parent), len(job.keys), len(job.block_pages), len(job.state_pages)),
-        *(job.num_blocks, job.place, job.number),
+        *(job.num_blocks, job.place, job.number, owner_tag(job, seal)),
     )
     data, check = seal.close(offset, HEADER, body + b"".join(job.keys) + checks)
     prefix = _PREFIX.pack(_RECORD_MAGIC, len(data), 0, check)
@@ -143,13 +164,29 @@ def parse_record(prefix: bytes, body: bytes, offset: int, seal: Seal, form: Star
     opened = seal.open(offset, HEADER, body, check)
     if opened is None:
         return None
-    (*(parent, parent_bytes, num_keys, num_block_pages, num_state_pages, num_blocks, place, number),) = (
-        _BODY.unpack_from(opened)
-    )
+    parent, parent_bytes, num_keys, num_block_pages, num_state_pages, *rest = _BODY.unpack_from(opened)
+    num_blocks, place, number, owner = rest
     keys_end = _BODY.size + num_keys * KEY_BYTES
     keys = tuple(bytes(opened[i : i + KEY_BYTES]) for i in range(_BODY.size, keys_end, KEY_BYTES))
     pages = num_block_pages * form.page_bytes + bool(num_state_pages) * form.state_bytes
     num_bytes = align(header_bytes(num_keys, num_block_pages + num_state_pages) + pages)
     checks = bytes(opened[keys_end:])
     parent = parent[:parent_bytes]
-    return Record(offset, keys, parent, num_blocks, place, num_block_pages, checks, num_bytes, number)
+    return Record(
+        *(offset, keys, parent, num_blocks, place, num_block_pages, checks, num_bytes, number, owner)
+    )
+
+
+def pack_purged(num_bytes: int, offset: int, seal: Seal) -> bytes:
+    """Returns what stands at the beginning of a purged record of ``num_bytes`` bytes."""
+    data, check = seal.close(offset, PURGED, (num_bytes // ALIGNMENT).to_bytes(4, "little"))
+    return _PURGED.pack(_PURGED_MAGIC, bytes(data), 0, check)
+
+
+def purged_bytes(prefix: bytes, offset: int, seal: Seal) -> int | None:
+    """Returns the length of the purged record at ``offset``; None: there is none."""
+    if len(prefix) < _PURGED.size:
+        return None
+    magic, data, _, check = _PURGED.unpack_from(prefix)
+    opened = seal.open(offset, PURGED, data, check) if magic == _PURGED_MAGIC else None
+    return None if opened is None else int.from_bytes(opened, "little") * ALIGNMENT or None

@@ -22,6 +22,9 @@ CHECK_BYTES = 16
 KEY_BYTES = 32
 HEADER = 0xFFFF_FFFF
 """In place of a page's number: the record's header."""
+PURGED = 0xFFFF_FFFE
+"""In place of a page's number: what the header of a purged record says instead."""
+TAG_BYTES = 16
 
 Bytes = bytes | memoryview
 _PLACE = struct.Struct("<QI")
@@ -36,12 +39,16 @@ class Seal(Protocol):
     def open(self, record: int, page: int, data: Bytes, check: bytes) -> Bytes | None:
         """Returns the bytes that were sealed; None: these are others."""
 
+    def tag(self, name: str) -> bytes:
+        """Returns what stands for a name in this segment: a hash with the segment's key."""
+
 
 class Checksum:
     """Seals by the tag of AES-GCM alone (GMAC). The key is no secret: it is the segment's id."""
 
     def __init__(self, segment: bytes) -> None:
         self._cipher = AESGCM(segment)
+        self._tag_key = segment
 
     def close(self, record: int, page: int, data: Bytes) -> tuple[Bytes, bytes]:
         return data, self._cipher.encrypt(_PLACE.pack(record, page), b"", data)
@@ -53,13 +60,16 @@ class Checksum:
             return None
         return data
 
+    def tag(self, name: str) -> bytes:
+        return _tag(self._tag_key, name)
+
 
 class Cipher:
     """Seals by encryption. Each segment has a key of its own, so a place is a nonce."""
 
     def __init__(self, key: bytes, segment: bytes) -> None:
-        derived = HKDF(SHA256(), KEY_BYTES, salt=segment, info=b"twinfang file cache").derive(key)
-        self._cipher = AESGCM(derived)
+        self._cipher = AESGCM(_derived(key, segment, b"twinfang file cache"))
+        self._tag_key = _derived(key, segment, b"twinfang file cache owners")
 
     def close(self, record: int, page: int, data: Bytes) -> tuple[Bytes, bytes]:
         sealed = memoryview(self._cipher.encrypt(_PLACE.pack(record, page), data, None))
@@ -70,6 +80,17 @@ class Cipher:
             return self._cipher.decrypt(_PLACE.pack(record, page), bytes(data) + check, None)
         except InvalidTag:
             return None
+
+    def tag(self, name: str) -> bytes:
+        return _tag(self._tag_key, name)
+
+
+def _derived(key: bytes, segment: bytes, info: bytes) -> bytes:
+    return HKDF(SHA256(), KEY_BYTES, salt=segment, info=info).derive(key)
+
+
+def _tag(key: bytes, name: str) -> bytes:
+    return hashlib.blake2b(name.encode(), digest_size=TAG_BYTES, key=key).digest()
 
 
 class Sealer:

@@ -26,6 +26,7 @@ from kv_transfer.files.record import (
     align,
     body_bytes,
     parse_record,
+    purged_bytes,
 )
 from kv_transfer.files.seal import Seal, Sealer
 from telemetry.engine_metrics import FileFailure
@@ -34,6 +35,18 @@ NUM_SEGMENTS = 64
 """A segment is closed when it has this part of the whole size."""
 AGES_PER_SEGMENT = 4
 """A segment is closed when it has this part of the greatest age, since it is deleted as a whole."""
+
+
+@dataclass(frozen=True)
+class Extent:
+    """Bytes of a segment that hold prompts, whether or not the index knows them."""
+
+    offset: int
+    num_bytes: int
+    header_bytes: int
+    """Bytes of the record's header, at its beginning."""
+    owner: bytes | None
+    """Of a record (:attr:`Record.owner`). None: the end of a segment that can't be read, of anybody."""
 
 
 @dataclass(eq=False)
@@ -47,6 +60,8 @@ class Segment:
     capacity: int
     end: int = ALIGNMENT
     contents: Contents = field(default_factory=Contents)
+    extents: list[Extent] = field(default_factory=list)
+    """All bytes that are or were written, but what was purged."""
 
     @property
     def is_deleted(self) -> bool:
@@ -87,8 +102,26 @@ class Segments:
     def used_bytes(self) -> int:
         return sum(segment.end for segment in self._segments.values())
 
+    @property
+    def folder(self) -> Path:
+        return self._directory.path
+
     def of(self, contents: Contents) -> Segment:
         return self._segments[contents]
+
+    @property
+    def all(self) -> list[Segment]:
+        """All segments, oldest first."""
+        return list(self._segments.values())
+
+    def strays(self) -> list[Path]:
+        """Returns the files of the folder that could not be opened as segments."""
+        known = {segment.path for segment in self._segments.values()}
+        return [path for path in self._directory.segments() if path not in known]
+
+    def has(self, segment: Segment) -> bool:
+        """Whether the segment is still open."""
+        return segment.contents in self._segments
 
     # --- what earlier processes have left --------------------------------------------------------
 
@@ -125,19 +158,24 @@ class Segments:
         segment = Segment(path, fd, header, self._sealer.of(header.segment_id), size)
         self._segments[segment.contents] = segment
         while segment.end < size:
-            record = self._record_at(segment, size)
-            if record is None:
+            prefix = os.pread(fd, PREFIX_BYTES, segment.end)
+            num_purged = purged_bytes(prefix, segment.end, segment.seal)
+            record = None if num_purged else self._record_at(segment, prefix, size)
+            if record is not None:
+                self.index.add(segment.contents, record)
+                before_pages = record.pages_at - record.offset
+                segment.extents.append(Extent(record.offset, record.num_bytes, before_pages, record.owner))
+            elif not num_purged:
+                segment.extents.append(Extent(segment.end, size - segment.end, 0, None))
                 break
-            self.index.add(segment.contents, record)
-            segment.end += record.num_bytes
+            segment.end += record.num_bytes if record is not None else num_purged or 0
         if segment.end < size:
             segment.end = size  # what is behind the last good record takes room too
         return segment
 
-    def _record_at(self, segment: Segment, size: int) -> Record | None:
+    def _record_at(self, segment: Segment, prefix: bytes, size: int) -> Record | None:
         """Reads the header of the record at the segment's end; None: there is none, or it is of no use."""
         offset, name = segment.end, segment.path.name
-        prefix = os.pread(segment.fd, PREFIX_BYTES, offset)
         if not any(prefix):
             self._on_failure("torn", f"{name}: the record at {offset} was never finished")
             return None
@@ -239,8 +277,12 @@ class Segments:
         self._forget(segment)
         os.close(segment.fd)
 
-    def close(self) -> None:
+    def close_files(self) -> None:
+        """Closes all segments."""
         for segment in self._segments.values():
             self._close(segment)
         self._segments = {}
+
+    def close(self) -> None:
+        self.close_files()
         self._directory.close()

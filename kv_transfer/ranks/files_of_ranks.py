@@ -9,17 +9,27 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from engine.files.start_files import EndedJob, FileJob, HostBytes, NoFiles, StartFiles, StartForm
+from engine.files.start_files import (
+    EndedJob,
+    FileJob,
+    HostBytes,
+    NoFiles,
+    PurgedFiles,
+    StartFiles,
+    StartForm,
+)
 from engine.files.tier_settings import FileCache
 from engine.ranks.processes import RankProcesses
 from kv_transfer.files.file_store import FileStore, Settled
 from kv_transfer.files.names import BLOCK, STATE, NameChanges
 from kv_transfer.ranks.shares import JobEnds, Shares
 from telemetry.engine_metrics import FileCacheFigures, RankFileFigures
-from wire.messages.ranks import RankFileNews, TakeFolder
+from wire.messages.purge import PurgePrefixes
+from wire.messages.ranks import PurgeFiles, RankFileNews, TakeFolder
 
 
 def server_files(
@@ -39,6 +49,32 @@ def server_files(
     return FilesOfRanks(own, changes, ranks)
 
 
+class PurgesOfRanks:
+    """Purges that end when all ranks have ended them. Each rank ends them in the order in which they began.
+    Any thread may call everything."""
+
+    def __init__(self, num_ranks: int) -> None:
+        self._lock = threading.Lock()
+        self._num_ranks = num_ranks
+        self._begun: deque[Callable[[PurgedFiles], None]] = deque()
+        self._ended: list[deque[PurgedFiles]] = [deque() for _ in range(num_ranks)]
+
+    def begin(self, done: Callable[[PurgedFiles], None]) -> None:
+        with self._lock:
+            self._begun.append(done)
+
+    def ended(self, rank: int, purged: PurgedFiles) -> None:
+        """Notes that the oldest purge that a rank has not ended yet has ended there."""
+        with self._lock:
+            self._ended[rank].append(purged)
+            if not all(self._ended):
+                return
+            done, total = self._begun.popleft(), PurgedFiles()
+            for one in self._ended:
+                total += one.popleft()
+        done(total)
+
+
 class FilesOfRanks:
     """Implements :class:`engine.files.start_files.StartFiles`."""
 
@@ -51,6 +87,7 @@ class FilesOfRanks:
         """Numbers of jobs that have ended on another rank, and whether they are done there."""
         self._own_ended: dict[int, EndedJob] = {}
         self._rates: dict[int, float] = {}
+        self._purges = PurgesOfRanks(ranks.size)
         self._on_news: Callable[[], None] | None = None
         self._lock = threading.Lock()
 
@@ -89,10 +126,21 @@ class FilesOfRanks:
     def has_start(self, key: bytes) -> bool:
         return self._own.may_read and self._shares.are_whole(self._own.index.start_names(key))
 
+    def changes(self) -> Sequence[tuple[bytes, bool]]:
+        """Returns the changes of this rank's files. The others have nearly always the same."""
+        return self._own.changes()
+
     def seconds(self, num_pages: int) -> float:
         """Estimates by the slowest rank. All have the same pages to read."""
+        return self._own.seconds(num_pages) * self._slowness
+
+    def read_s(self, num_pages: int) -> float:
+        return self._own.read_s(num_pages) * self._slowness
+
+    @property
+    def _slowness(self) -> float:
         slowest = min(list(self._rates.values()), default=self._own.bytes_per_s)
-        return self._own.seconds(num_pages) * max(1.0, self._own.bytes_per_s / slowest)
+        return max(1.0, self._own.bytes_per_s / slowest)
 
     @property
     def may_write(self) -> bool:
@@ -122,6 +170,12 @@ class FilesOfRanks:
             return []
         return [replace(self._own_ended.pop(number), is_done=is_done_by_all)]
 
+    def purge(self, wanted: PurgePrefixes, done: Callable[[PurgedFiles], None]) -> None:
+        """Lets all ranks delete their shares. Counts are sums of all ranks."""
+        self._purges.begin(done)
+        self._ranks.tell(PurgeFiles(wanted))
+        self._own.purge(wanted, lambda purged: self._purges.ended(0, purged))
+
     def close(self) -> None:
         self._own.close()
 
@@ -150,6 +204,8 @@ class FilesOfRanks:
             )
         if news.pause_reads_s or news.pause_writes_s:
             self._own.pause(news.pause_reads_s, news.pause_writes_s)
+        for purged in news.purged:
+            self._purges.ended(rank, PurgedFiles(purged.num_records, purged.num_bytes, purged.error))
         for one in news.ended:
             self._ended.put((one.number, one.is_done))
         if news.ended:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 from engine.config import EngineConfig
-from engine.files.start_files import FileJob, HostBytes, NoFiles, StartFiles, StartForm
+from engine.files.start_files import FileJob, HostBytes, NoFiles, PurgedFiles, StartFiles, StartForm
 from engine.group.rank_link import RankLink
 from engine.ranks.process import end_rank
 from kv_transfer.files.file_store import FileStore, Settled
 from kv_transfer.files.names import NameChanges
-from wire.messages.ranks import FileJobEnded, RankFileNews, TakeFolder
+from wire.messages.ranks import FileJobEnded, PurgeFiles, RankFileNews, RankPurged, TakeFolder
 
 MAX_NAMES = 100_000
 """Most names in a message. A restart may find millions of blocks."""
@@ -35,10 +37,13 @@ class RankFiles(NoFiles):
         self._changes = changes
         self._link = link
         self._told: RankFileNews | None = None
+        self._purged: list[RankPurged] = []
+        """Purges that have ended since the last report."""
 
     def open(self, form: StartForm) -> None:
         """Takes the folder that goes with rank 0's, and reports what is in it."""
         self._store.open(form, self._link.receive(TakeFolder).number)
+        self._link.takers[PurgeFiles] = self._purge
         self._report()
 
     def start(self, on_news: Callable[[], None]) -> None:
@@ -49,6 +54,13 @@ class RankFiles(NoFiles):
 
     def write(self, job: FileJob, memory: HostBytes, settled: Settled) -> None:
         self._store.write(job, memory, settled)
+
+    def _purge(self, call: Any) -> None:
+        self._store.purge(call.wanted, self._note_purged)
+
+    def _note_purged(self, purged: PurgedFiles) -> None:
+        self._purged.append(RankPurged(purged.num_records, purged.num_bytes, purged.error))
+        self._report()
 
     def close(self) -> None:
         self._store.close()
@@ -61,8 +73,9 @@ class RankFiles(NoFiles):
             while len(added) + len(lost) > MAX_NAMES:
                 self._link.send(self._news([], added[:MAX_NAMES], lost[:MAX_NAMES]))
                 added, lost = added[MAX_NAMES:], lost[MAX_NAMES:]
-            news = self._news(ended, added, lost)
-            if news != self._told:
+            news = replace(self._news(ended, added, lost), purged=tuple(self._purged))
+            self._purged.clear()
+            if news.purged or news != self._told:
                 self._link.send(news)
                 self._told = news
 

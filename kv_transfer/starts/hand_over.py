@@ -11,6 +11,7 @@ import logging
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from engine.engine import Engine
 from engine.host import EngineHost
@@ -76,7 +77,9 @@ class HandOver:
         """Offers starts to one server, one after the other. Returns how many it took."""
         num_taken = 0
         while starts and time.monotonic() < until_s:
-            offer = OfferStart(self._address, self._incarnation, starts.popleft())
+            keys = starts.popleft()
+            salt = await self._host.ask(partial(self._engine.scheduler.owned.cache.salt_of, keys[-1]))
+            offer = OfferStart(self._address, self._incarnation, keys, salt)
             try:
                 reply = await self._peers.offer(address, offer, timeout_s=OFFER_S)
             except TwinfangError as error:
@@ -117,7 +120,7 @@ class Inheritance:
             num_bytes = num_pages * self._memory.page_bytes if is_read else 0
             answer(OfferReply(is_read, num_bytes))
 
-        num_pages = self._files.take_over(offer.keys, offer.address, most, was_read)
+        num_pages = self._files.take_over(offer.keys, offer.salt, offer.address, most, was_read)
         if not num_pages:
             answer(OfferReply(False, may_offer_more=most > self._memory.state_pages))
             return

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from router.access.api_keys import ApiKey
 from router.config import CacheIsolation
+from wire.messages.cache_salt import owner_of_given, salt_of_key
 
 
 def cache_salt(key: ApiKey, given: str, isolation: CacheIsolation) -> str:
@@ -20,5 +21,5 @@ def cache_salt(key: ApiKey, given: str, isolation: CacheIsolation) -> str:
     0.3.0, which passed salts on as they came. Names of keys have no spaces.
     """
     if isolation == "key" and key.name:
-        return f"key {key.name} {given}"
-    return f"given {given}" if given else ""
+        return salt_of_key(key.name, given)
+    return owner_of_given(given)

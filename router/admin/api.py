@@ -9,7 +9,7 @@ from fastapi.security import HTTPBearer
 from pydantic import BaseModel
 
 from router.access.credentials import Credentials
-from router.admin import config, events, requests, stats, workers
+from router.admin import config, events, purge, requests, stats, workers
 from router.admin.admin_token import AdminToken, SecretCheck
 from router.admin.role_check import PREFIX, RoleCheck
 from router.audit.audit_log import Audit
@@ -38,7 +38,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
-MODULES = (workers, requests, config, stats, events)
+MODULES = (workers, requests, config, stats, events, purge)
 """Those with the routes of the admin API."""
 
 

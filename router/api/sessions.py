@@ -1,4 +1,5 @@
-"""``POST /v1/sessions/retain``, ``/release``, ``/prefetch``: what becomes of a session's cached prompts.
+"""``POST /v1/sessions/retain``, ``/release``, ``/prefetch``, ``/fork``: what becomes of a session's cached
+prompts.
 
 A client reaches only sessions of its own API key (:mod:`router.api.session_name`).
 """
@@ -14,7 +15,7 @@ from pydantic import BaseModel, ConfigDict
 from router.access.cache_salt import cache_salt
 from router.access.client import client_of
 from router.api.openai.schemas import answers
-from router.api.session_name import session_id_of, session_name
+from router.api.session_name import checked_session_id, session_id_of, session_name
 from router.api.text_body import ranged
 from router.http.bodies.json_body import body_schema, read_json
 from router.http.json_answer import JsonAnswer
@@ -41,13 +42,19 @@ class RetainBody(SessionBody):
     seconds: float | None = ranged(1, MAX_RETAIN_S)
 
 
+class ForkBody(SessionBody):
+    new_session_id: str | None = None
+    """The session that begins."""
+
+
 class SessionAnswer(BaseModel):
     object: Literal["session"]
     model: str
     num_servers: int
     """Servers that answered."""
     num_starts: int
-    """Starts, on all servers, that are retained now, that go before others, or that a device has now."""
+    """Starts, on all servers, that are retained now, that go before others, that a device has now, or that
+    the new session begins from."""
     num_tokens: int
     """Tokens of the longest of them."""
     over_quota: bool
@@ -80,15 +87,33 @@ async def prefetch_session(request: Request) -> Response:
     return await _tend(request, await read_json(request, SessionBody), "prefetch")
 
 
-async def _tend(request: Request, body: SessionBody, action: SessionAction, for_s: float = 0.0) -> Response:
+@router.post("/v1/sessions/fork", responses=answers(SessionAnswer), openapi_extra=body_schema(ForkBody))
+async def fork_session(request: Request) -> Response:
+    """Let a new session begin from the session's newest starts. Both go on without giving up the other's."""
+    body = await read_json(request, ForkBody)
+    if body.new_session_id is None:
+        raise InvalidRequestError(
+            "give new_session_id: the session that begins from session_id", param="new_session_id"
+        )
+    new_id = checked_session_id(body.new_session_id, "new_session_id")
+    return await _tend(request, body, "fork", into_id=new_id)
+
+
+async def _tend(
+    request: Request, body: SessionBody, action: SessionAction, for_s: float = 0.0, into_id: str = ""
+) -> Response:
     services, client = services_of(request), client_of(request)
     model = services.models.find(body.model)
     session_id = session_id_of(request, body.session_id, body.prompt_cache_key)
     if not session_id:
         raise InvalidRequestError("give session_id: the call is for one session", param="session_id")
+    if session_id == into_id:
+        raise InvalidRequestError(
+            f"new_session_id must differ from session_id, both are {shown(into_id)}", param="new_session_id"
+        )
     salt = cache_salt(client.api_key, body.cache_salt or "", services.config.cache_isolation)
-    name = session_name(client.api_key, salt, session_id)
-    call = TendSession(name, action, client.name[:MAX_OWNER_CHARS], for_s)
+    name, into = (session_name(client.api_key, salt, one) for one in (session_id, into_id))
+    call = TendSession(name, action, client.name[:MAX_OWNER_CHARS], for_s, into)
     told = await model.servers.tend_session(call)
     answer = SessionAnswer(
         object="session",

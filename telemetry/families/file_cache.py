@@ -34,6 +34,7 @@ COUNTERS = (
         "Cached prompts in files that were computed: reading would have taken longer, or there was no room.",
     ),
     ("late_prefixes", "late", "Cached prompts that were computed because reading took longer than expected."),
+    ("purged_prefixes", "purged", "Cached prompts in files that purges have deleted."),
 )
 
 

@@ -7,7 +7,7 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 
 from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.files.start_files import PurgedFiles
 from engine.files.tier_settings import FileCache
 from engine.group.rank_link import RankLink
 from engine.models import read_config
@@ -27,6 +28,7 @@ from kv_transfer.files.file_store import FileStore
 from kv_transfer.ranks.files_of_ranks import FilesOfRanks, server_files
 from kv_transfer.ranks.rank_files import rank_files
 from wire.codec import message
+from wire.messages.purge import PurgePrefixes
 from wire.messages.ranks import RankFileNews
 from wire.messages.sampling_params import SamplingParams
 
@@ -120,6 +122,24 @@ class Filing:
             if not self.own.file_choices.has_work:
                 return
             assert time.monotonic() < until, "the files have not settled"
+
+    def purge(self, wanted: PurgePrefixes) -> tuple[int, PurgedFiles]:
+        """Deletes cached prompts as a server does. Returns how many starts went from memory, and what went
+        from files."""
+        return self.purge_with(wanted, lambda: None)
+
+    def purge_with(self, wanted: PurgePrefixes, meanwhile: Callable[[], None]) -> tuple[int, PurgedFiles]:
+        """Does the same, and ``meanwhile`` when files have been asked."""
+        purges, done = self.engine.purges, queue.SimpleQueue[PurgedFiles]()
+        num_starts = purges.purge(wanted)
+        self.files.purge(wanted, done.put)
+        meanwhile()
+        purged = done.get(timeout=DEADLINE_S)
+        until = time.monotonic() + DEADLINE_S
+        while purges.under_way(wanted):
+            self.step()
+            assert time.monotonic() < until, "what was under way has not ended"
+        return num_starts + purges.purge(wanted), purged
 
     def check_ranks_agree(self) -> None:
         """Compares what host memory holds, page by page, on all ranks."""

@@ -14,7 +14,7 @@ from wire.messages.sessions import SessionAction
 NUM_TURNS = 250
 
 
-def run_lives(num_lives, **members):
+def run_lives(num_lives, lives=LivesOfRequests, **members):
     """Runs ``num_lives`` lives of 250 turns each, then as many in which hypothesis chooses up to 50 rules.
 
     A life of turns has a bit of everything, but what fails can't be made smaller. Hypothesis finds small
@@ -23,7 +23,7 @@ def run_lives(num_lives, **members):
     num_lives = int(os.environ.get("TWINFANG_EXAMPLES", num_lives))
     seen = Counter()
     name = "_".join(map(str, members.values()))
-    machine = type(f"LivesOfRequests_{name}", (LivesOfRequests,), {**members, "seen": seen})
+    machine = type(f"{lives.__name__}_{name}", (lives,), {**members, "seen": seen})
     for number in range(num_lives):
         try:
             live(machine(), random.Random(f"{name} {number}"))

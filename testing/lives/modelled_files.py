@@ -86,6 +86,12 @@ class ModelledFiles:
     def has_start(self, key):
         return self.accepts_reads and self.index.has_start(key)
 
+    def changes(self):
+        return self.index.start_changes()
+
+    def read_s(self, num_pages):
+        return num_pages * self._page_s
+
     def seconds(self, num_pages):
         queued = sum(len(one.targets) for one in self._reads)
         return (queued + num_pages) * self._page_s

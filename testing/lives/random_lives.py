@@ -310,7 +310,8 @@ class LivesOfRequests(FileRules):
 
     @rule(session=st.sampled_from(SESSIONS), action=st.sampled_from(get_args(SessionAction)))
     def tend(self, session, action):
-        self.tend_session(TendSession(session, action, "owner"))
+        into = "3" * len(session) if action == "fork" else ""
+        self.tend_session(TendSession(session, action, "owner", into=into))
 
     @precondition(lambda self: self.steps_ahead == 0)  # only a sanitizing engine finds damage
     @rule(pick=PICK, num=st.integers(0, 2))

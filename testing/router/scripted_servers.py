@@ -37,6 +37,7 @@ from wire.messages.generation import (
 )
 from wire.messages.handoff import Abandon, PartialTicket, Ticket
 from wire.messages.prefixes import PrefixNews
+from wire.messages.purge import PurgeNews, PurgePrefixes
 from wire.messages.sessions import SessionNews, TendSession
 from wire.outbox import Outbox
 from wire.rpc import (
@@ -46,6 +47,7 @@ from wire.rpc import (
     GET_PREFIXES,
     GET_STATS,
     PREFILL_SERVICE,
+    PURGE,
     SERVER_OPTIONS,
     SERVER_SERVICE,
     SET_DRAINING,
@@ -164,6 +166,10 @@ class Scripted:
     """The answer to TendSession. None: the call fails."""
     has_sessions: ClassVar[bool] = True
     """Whether the server is of a release that has the call TendSession."""
+    purges: list[PurgePrefixes] = field(default_factory=list)
+    """Purge calls so far."""
+    purge_news: PurgeNews | None = field(default_factory=lambda: PurgeNews(0, 0, 0))
+    """The answer to Purge. None: the call fails."""
     drains: list[SetDraining] = field(default_factory=list)
     may_drain: asyncio.Event = field(default_factory=asyncio.Event)
     """SetDraining is answered once this is set; it is set at first."""
@@ -220,7 +226,14 @@ class Scripted:
                 raise UnavailableError("not today")
             return self.session_news
 
+        async def purge(request: PurgePrefixes, _context: Any) -> PurgeNews:
+            self.purges.append(request)
+            if self.purge_news is None:
+                raise UnavailableError("not today")
+            return self.purge_news
+
         methods = {
+            PURGE.name: unary_handler(PURGE, purge),
             SET_DRAINING.name: unary_handler(SET_DRAINING, set_draining),
             GET_PREFIXES.name: unary_handler(GET_PREFIXES, get_prefixes),
             DESCRIBE.name: unary_handler(DESCRIBE, describe),

@@ -11,6 +11,7 @@ from twinfang.batch import flags as batch
 from twinfang.cache_sim import flags as cache_sim
 from twinfang.commands.api_key import prepare as prepare_api_key
 from twinfang.commands.command import Command, prepared_by
+from twinfang.commands.purge import PURGE
 from twinfang.commands.read_ahead import read_ahead
 from twinfang.commands.servers import (
     prepare_bench,
@@ -435,5 +436,5 @@ COMPLETE = Command(
 COMMANDS = (
     *(UP, SERVE, PREFILL, DECODE, ROUTER, PLAN, CACHE_SIM),
     *(CHECK_NETWORK, DRAIN, AUTOSCALE, BENCH, API_KEY, AUDIT, FETCH_MODEL),
-    *(BATCH, CHAT, COMPLETE),
+    *(PURGE, BATCH, CHAT, COMPLETE),
 )

@@ -112,6 +112,8 @@ class OfferStart:
     incarnation: str
     keys: tuple[bytes, ...]
     """Keys of all blocks from the prompt's start, in order."""
+    salt: str = ""
+    """The cache salt that they are chained to (:mod:`wire.messages.cache_salt`)."""
 
     def __post_init__(self) -> None:
         check_address(self.address)

@@ -54,7 +54,8 @@ class TierNews:
     """
 
     tier: str
-    """``host``: host memory. Later releases may have others, which are counted in the same way."""
+    """``host``: host memory. ``files``: files. Later releases may have others, which are counted in the same
+    way."""
     added: tuple[bytes, ...]
     start_cost: float
     token_cost: float

@@ -11,6 +11,7 @@ from __future__ import annotations
 from wire.codec import message
 from wire.messages.generation import ErrorReply, ForkedChoice
 from wire.messages.handoff import AnyTicket, HandshakeReply, RankMemory, Ticket
+from wire.messages.purge import PurgePrefixes
 from wire.messages.sampling_params import SamplingParams
 
 
@@ -136,6 +137,22 @@ class TakeFolder:
 
 
 @message
+class PurgeFiles:
+    """Asks a rank to delete its shares of cached prompts from files."""
+
+    wanted: PurgePrefixes
+
+
+@message
+class RankPurged:
+    """What a rank has deleted for the oldest :class:`PurgeFiles` that it had not answered."""
+
+    num_records: int
+    num_bytes: int
+    error: str
+
+
+@message
 class RankFileNews:
     """From another rank: what has changed in its files. All sums are since the rank's start."""
 
@@ -153,6 +170,8 @@ class RankFileNews:
     pause_reads_s: float = 0.0
     """For how long it does not read from now on, since its disk has failed."""
     pause_writes_s: float = 0.0
+    purged: tuple[RankPurged, ...] = ()
+    """Purges that have ended since the last message."""
 
 
 @message

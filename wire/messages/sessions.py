@@ -13,10 +13,10 @@ NAME_BYTES = 16
 MAX_OWNER_CHARS = 256
 MAX_RETAIN_S = 86_400.0
 
-SessionAction = Literal["retain", "let_go", "release", "prefetch"]
+SessionAction = Literal["retain", "let_go", "release", "prefetch", "fork"]
 """``retain``: keep the session's newest starts in host memory for a time. ``let_go``: end that. ``release``:
 end that, and give the session's starts up before all others. ``prefetch``: bring its newest start back to the
-device."""
+device. ``fork``: let another session begin from its newest starts."""
 
 
 def check_session(name: str) -> None:
@@ -35,9 +35,14 @@ class TendSession:
     """Whose quota the retained starts count in."""
     for_s: float = 0.0
     """How long they are retained."""
+    into: str = ""
+    """The session that begins with a fork."""
 
     def __post_init__(self) -> None:
         check_session(self.session)
+        check_session(self.into)
+        if (self.action == "fork") != bool(self.into) or self.into == self.session != "":
+            raise WireError("into: a fork names another session, and nothing else does")
         if len(self.owner) > MAX_OWNER_CHARS:
             raise WireError(f"owner: at most {MAX_OWNER_CHARS} characters, got {len(self.owner)}")
         if not 0 <= self.for_s <= MAX_RETAIN_S:
@@ -49,7 +54,8 @@ class SessionNews:
     """What a server has done with the starts of a session."""
 
     num_starts: int
-    """Starts that are retained now, that were given up, or that the device has now."""
+    """Starts that are retained now, that were given up, that the device has now, or that the fork begins
+    from."""
     num_tokens: int
     """Tokens up to the longest of them."""
     over_quota: bool = False

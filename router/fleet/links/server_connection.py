@@ -16,8 +16,9 @@ from wire.health import watch_health
 from wire.messages.generation import Describe, GetStats, ServerInfo, ServerStats
 from wire.messages.handoff import Role
 from wire.messages.prefixes import GetPrefixes, PrefixNews
+from wire.messages.purge import PurgeNews, PurgePrefixes
 from wire.messages.sessions import SessionNews, TendSession
-from wire.rpc import DESCRIBE, GET_PREFIXES, GET_STATS, TEND_SESSION, call, open_channel
+from wire.rpc import DESCRIBE, GET_PREFIXES, GET_STATS, PURGE, TEND_SESSION, call, open_channel
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +33,9 @@ RETRY_INTERVAL_S = 0.5
 """The longest pause between two attempts to reach a server that is away."""
 STATS_TIMEOUT_S = 2.0
 SESSION_TIMEOUT_S = 5.0
+PURGE_TIMEOUT_S = 600.0
+"""How long deleting cached prompts may take, besides waiting for requests. Files are overwritten at the speed
+of a disk."""
 NOT_SERVING = "it says that it does not serve: it is about to stop, or was drained"
 
 MayConnect = Callable[[str], Awaitable[None]]
@@ -183,6 +187,13 @@ class Connection:
         except TwinfangError as error:
             log.debug("server %s did not tend a session: %s", self.address, error.message)
             return None
+        self.heard()
+        return news
+
+    async def purge(self, wanted: PurgePrefixes) -> PurgeNews:
+        """Let the server delete cached prompts. Raises :class:`TwinfangError` if it has not done so."""
+        timeout_s = wanted.wait_s + PURGE_TIMEOUT_S
+        news: PurgeNews = await call(self.channel, PURGE, wanted, timeout_s=timeout_s)
         self.heard()
         return news
 

@@ -14,9 +14,11 @@ from router.fleet.links.server_connection import Connection, MayConnect
 from router.fleet.links.server_drain import ServerDrain
 from router.policies.location import Location
 from wire.channels import Channels
+from wire.errors import UnavailableError
 from wire.messages.generation import ServerInfo, ServerStats
 from wire.messages.handoff import Role
 from wire.messages.prefixes import PrefixNews
+from wire.messages.purge import PurgeNews, PurgePrefixes
 from wire.messages.sessions import SessionNews, TendSession
 from wire.rpc import open_channel
 
@@ -113,6 +115,12 @@ class ServerLink:
     async def tend_session(self, wanted: TendSession) -> SessionNews | None:
         """Let the server do something with a session's starts. None without a connection or an answer."""
         return None if self._stream.info is None else await self._connection.tend_session(wanted)
+
+    async def purge(self, wanted: PurgePrefixes) -> PurgeNews:
+        """Let the server delete cached prompts. Raises :class:`TwinfangError` if it has not done so."""
+        if self._stream.info is None or self._stream.is_silent:
+            raise UnavailableError.told(self.problem or "it does not answer")
+        return await self._connection.purge(wanted)
 
     def tend_soon(self, wanted: TendSession) -> None:
         """In the background, let the server do something with a session's starts."""

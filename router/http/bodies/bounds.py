@@ -51,6 +51,7 @@ BOUNDS = (
     Bound("user", 1024, CHARACTERS, _NAME),
     Bound("cache_salt", 1024, CHARACTERS, _NAME),
     Bound("session_id", 256, CHARACTERS, _NAME),
+    Bound("new_session_id", 256, CHARACTERS, _NAME),
     Bound("reasoning_effort", 64, CHARACTERS, _NAME),
     Bound("thinking", 1024, CHARACTERS, _GRAMMAR),
     Bound("stop", 64, "strings", _FEWER),

@@ -64,3 +64,47 @@ def test_prompts_are_found_after_kill_9(tmp_path, command, server, ranks):
         assert cached[:NUM_WRITTEN] == [192] * NUM_WRITTEN
         assert metric(stack, server, "file_cache_read_prefixes_total") >= NUM_WRITTEN
         assert failures(stack, server).keys() <= {"torn"}
+
+
+def routed_to(stack, address):
+    """The number of starts that the router knows of a server."""
+    page = httpx.get(f"{stack.url}/metrics", timeout=60.0).text
+    (number,) = re.findall(
+        rf'^twinfang_published_prefixes{{role="prefill",server="{address}"}} (\S+)$', page, re.M
+    )
+    return float(number)
+
+
+@pytest.mark.exhaustive
+def test_a_router_sends_prompts_to_the_server_whose_files_have_them(tmp_path):
+    """One of two prefill servers is killed. Then it has its prompts in files alone, and still gets them."""
+    choose = random.Random(6)
+    bodies = [greedy_body([choose.randrange(5, 900) for _ in range(200)], 8) for _ in range(24)]
+    flags = ("--prefill", "2", "--prefill-policy", "prefix_affinity", *SMALL, *FILES)
+    names = ("prefill-0", "prefill-1")
+    with running_stack("up", *flags, "--file-cache-dir", str(tmp_path)) as stack:
+        computed, expected = {name: [] for name in names}, []
+        for body in bodies:
+            before = {name: stack.stats(name)[name].prefill_tokens for name in names}
+            expected.append(usage(stack, body)[1])
+            (name,) = [name for name in names if stack.stats(name)[name].prefill_tokens > before[name]]
+            computed[name].append(body)
+        name = max(names, key=lambda one: len(computed[one]))
+        (other,) = set(names) - {name}
+
+        def all_are_written() -> bool:
+            demoted = metric(stack, name, "host_cache_demoted_prefixes_total")
+            return metric(stack, name, "file_cache_written_prefixes_total") == demoted >= NUM_WRITTEN
+
+        stack.wait_until(all_are_written, "what host memory has is written")
+        num_written = int(metric(stack, name, "file_cache_written_prefixes_total"))
+        pid = stack.kill(name)
+        stack.wait_until(lambda: stack.has_restarted(name, pid), "the server is back")
+        address = stack.processes()[name].address
+        stack.wait_until(lambda: routed_to(stack, address) >= num_written, "the router knows its files")
+        others = stack.stats(other)[other].prefill_tokens
+        for body in computed[name][:NUM_WRITTEN]:
+            cached, tokens = usage(stack, body)
+            assert (cached, tokens) == (192, expected[bodies.index(body)])
+        assert metric(stack, name, "file_cache_read_prefixes_total") >= NUM_WRITTEN
+        assert stack.stats(other)[other].prefill_tokens == others, "no prompt went there"

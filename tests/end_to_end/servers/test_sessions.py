@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from testing.fleets.clients import greedy_body
+from testing.fleets.router_view import total as router_total
 
 SMALL = ("--max-num-seqs", "2", "--max-model-len", "256", "--cached-states", "2", "--cache-policy", "lru")
 
@@ -28,9 +29,9 @@ def total(stack, name):
     return sum(float(re.search(rf"^{name} (\S+)$", page, re.MULTILINE)[1]) for page in pages)
 
 
-def prompts_of(num, seed):
+def prompts_of(num, seed, length=200):
     choose = random.Random(seed)
-    return [[choose.randrange(5, 900) for _ in range(200)] for _ in range(num)]
+    return [[choose.randrange(5, 900) for _ in range(length)] for _ in range(num)]
 
 
 @pytest.mark.exhaustive
@@ -78,3 +79,35 @@ def test_what_is_retained_is_let_go_when_its_time_is_over(stacks):
     stack.wait_until(lambda: total(stack, retained) > 0, "the request's start is retained")
     assert tend(stack, "retain", session_id="chat-9", seconds=1)["num_starts"] == 1
     stack.wait_until(lambda: total(stack, retained) == 0, "its time is over")
+
+
+@pytest.mark.exhaustive
+def test_a_fork_and_its_origin_both_go_on_from_where_it_began(stacks):
+    """Among much else, on two prefill servers. Both find all of the conversation up to the fork.
+
+    Longer ones than a session's home is worth: only the router's knowledge leads to where they are cached.
+    """
+    stack = stacks(
+        *("up", "--block-size", "16", *SMALL, "--max-model-len", "1024", "--cache-memory", "0.016"),
+        *("--prefill", "2", "--prefill-policy", "prefix_affinity", "--host-cache-size", "64M"),
+    )
+    (prompt,), others = prompts_of(1, seed=12, length=720), prompts_of(30, seed=13)
+    _, answer = usage(stack, greedy_body(prompt, 8) | {"session_id": "origin"})
+    told = tend(stack, "fork", session_id="origin", new_session_id="fork")
+    assert (told["num_servers"], told["num_tokens"]) == (2, 704)
+    assert tend(stack, "fork", session_id="unknown", new_session_id="x")["num_starts"] == 0
+    stack.wait_until(lambda: router_total(stack.url, "twinfang_published_prefixes") >= 1, "it is published")
+    ends = {"origin": [*prompt, *answer], "fork": [*prompt, *answer]}
+    for turn in range(2):
+        for session, tokens in ends.items():
+            tokens += [10 + turn, 11, 12 if session == "fork" else 13]
+            cached, answer = usage(stack, greedy_body(tokens, 8) | {"session_id": session})
+            assert cached >= 704
+            tokens += answer
+            for other in others[:10]:
+                usage(stack, greedy_body(other, 1))
+    assert tend(stack, "release", session_id="origin")["num_servers"] == 2
+    for other in others:
+        usage(stack, greedy_body(other, 1))
+    cached, _ = usage(stack, greedy_body([*prompt, 7, 8, 9], 1) | {"session_id": "fork"})
+    assert cached >= 704, "what both began from was not the origin's to give up"

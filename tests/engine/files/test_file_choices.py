@@ -72,7 +72,7 @@ class Server:
         for rank in self.ranks:
             rank.tier.take_news(news)
             for read in () if news is None else news.reads:
-                fetch = rank.tier.fetch(read.number, keys(read.request_id)[: read.num_blocks])
+                fetch = rank.tier.fetch(read.number, keys(read.request_id)[: read.num_blocks], "")
                 if rank is self.ranks[0]:
                     self.waiting[read.request_id] = fetch
             rank.host.take()

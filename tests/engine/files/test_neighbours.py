@@ -64,7 +64,7 @@ class World:
         if not reads:
             return None
         (read,) = reads
-        return self.tier.fetch(read.number, keys[: read.num_blocks], read.address)
+        return self.tier.fetch(read.number, keys[: read.num_blocks], "", read.address)
 
     def land(self):
         """Lets a step take the news."""
@@ -152,12 +152,12 @@ def test_a_read_that_fails_leaves_nothing():
 def test_what_a_leaving_server_offers_is_read_within_a_bound():
     world, read = World(), []
     keys = [b"a", b"ab", b"abc"]
-    assert world.choices.take_over(keys, ADDRESS, 4, read.append) == 0, "it takes five pages"
-    assert world.choices.take_over(keys, ADDRESS, 5, read.append) == 5
-    assert world.choices.take_over(keys, ADDRESS, 5, read.append) == 0, "it is on its way"
+    assert world.choices.take_over(keys, "", ADDRESS, 4, read.append) == 0, "it takes five pages"
+    assert world.choices.take_over(keys, "", ADDRESS, 5, read.append) == 5
+    assert world.choices.take_over(keys, "", ADDRESS, 5, read.append) == 0, "it is on its way"
     (job,) = world.tier.take().reads
     assert world.choices.wait_s() is None, "no request waits for it"
     world.neighbours.end(job)
     world.land()
     assert read == [True]
-    assert world.choices.take_over(keys, ADDRESS, 5, read.append) == 0, "it is here"
+    assert world.choices.take_over(keys, "", ADDRESS, 5, read.append) == 0, "it is here"

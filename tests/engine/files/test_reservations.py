@@ -39,7 +39,7 @@ def test_only_what_host_memory_lacks_is_read():
     demote(tier, "abc")
     before = num_free(tier)
     assert tier.num_missing_pages(keys("abde")) == 2 + STATE_PAGES
-    reserved = tier.reserve(keys("abde"))
+    reserved = tier.reserve(keys("abde"), "")
     assert reserved.keys == tuple(keys("abde")[2:])
     assert (len(reserved.block_pages), len(reserved.state_pages)) == (2, STATE_PAGES)
     assert length(tier, "abde") is None
@@ -54,7 +54,7 @@ def test_a_start_that_could_not_be_read_leaves_nothing():
     tier = make()
     demote(tier, "abc")
     before = num_free(tier)
-    reserved = tier.reserve(keys("abde"))
+    reserved = tier.reserve(keys("abde"), "")
     demote(tier, "xyz")
     tier.clear()
     assert length(tier, "abc") is None
@@ -65,7 +65,7 @@ def test_a_start_that_could_not_be_read_leaves_nothing():
 def test_the_blocks_before_a_start_that_is_read_stay():
     tier = make(num_pages=10)
     demote(tier, "abc")
-    reserved = tier.reserve(keys("abde"))
+    reserved = tier.reserve(keys("abde"), "")
     demote(tier, "uv")
     assert length(tier, "abc") is None, "the state has gone, the blocks have not"
     tier.enter(reserved, Place.INNER)
@@ -76,7 +76,7 @@ def test_the_blocks_before_a_start_that_is_read_stay():
 
 def test_what_was_demoted_meanwhile_is_not_kept_twice():
     tier = make()
-    reserved = tier.reserve(keys("abc"))
+    reserved = tier.reserve(keys("abc"), "")
     demote(tier, "abc")
     assert tier.enter(reserved, Place.END) == []
     assert num_free(tier) == 20 - 3 - STATE_PAGES
@@ -99,7 +99,7 @@ def test_a_start_that_is_written_is_not_given_up():
 
 def test_a_start_without_kv_takes_pages_for_its_state():
     tier = make(has_kv=False, state_pages=1)
-    reserved = tier.reserve(keys("abc"))
+    reserved = tier.reserve(keys("abc"), "")
     assert (reserved.keys, reserved.num_before, reserved.block_pages) == ((b"abc",), 2, ())
     tier.enter(reserved, Place.END)
     assert length(tier, "abc") == 3

@@ -136,3 +136,41 @@ def test_a_message_with_all_tiers_is_bounded_and_has_the_device_s_keys_first():
     changes = journal.news(news.version)
     assert not changes.is_whole
     assert len(encode(changes)) < 2 * 20 * MAX_CHANGES
+
+
+def test_files_are_told_behind_host_memory_and_bounded_with_it():
+    journal = PrefixJournal(COST)
+    for number in range(MAX_KEYS):
+        journal.add(key_of(number), Tier.FILES)
+    journal.price(Tier.FILES, ReadCost(200.0, 2.0))
+    for number in range(20):
+        journal.add(key_of(MAX_KEYS + number), Tier.HOST)
+    for number in range(10):
+        journal.add(key_of(MAX_KEYS + number))
+        journal.add(key_of(MAX_KEYS + number), Tier.FILES)
+    news = journal.news(None)
+    assert news.added == tuple(map(key_of, range(MAX_KEYS, MAX_KEYS + 10)))
+    in_host, in_files = news.tiers
+    assert (in_host.tier, in_host.added) == ("host", tuple(map(key_of, range(MAX_KEYS + 10, MAX_KEYS + 20))))
+    assert (in_files.tier, in_files.start_cost, in_files.token_cost) == ("files", 200.0, 2.0)
+    assert in_files.added == tuple(map(key_of, range(20, MAX_KEYS))), "the newest that there is room for"
+    journal.remove(key_of(MAX_KEYS))
+    journal.remove(key_of(MAX_KEYS), Tier.HOST)
+    news = journal.news(news.version)
+    assert (news.added, news.removed) == ((), (key_of(MAX_KEYS),)), "as the last release understands it"
+    assert news.tiers[1].added == (key_of(MAX_KEYS),)
+
+
+def test_another_cost_of_reading_is_told_when_it_differs_much():
+    journal = PrefixJournal(COST)
+    journal.price(Tier.FILES, ReadCost(200.0, 2.0))
+    first = journal.news(None)
+    journal.price(Tier.FILES, ReadCost(220.0, 1.9))
+    assert journal.version == first.version
+    journal.price(Tier.FILES, ReadCost(100.0, 2.0))
+    news = journal.news(first.version)
+    assert (news.is_whole, news.added, news.removed) == (False, (), ())
+    assert news.tiers[1] == TierNews("files", (), 100.0, 2.0)
+    journal.price(Tier.FILES, ReadCost(0.0, 2.0))
+    journal.price(Tier.FILES, ReadCost(0.0, 2.0))
+    assert journal.version == news.version + 1

@@ -1,8 +1,13 @@
 """All memory has exactly one owner, whatever requests do (:mod:`testing.lives.lives`)."""
 
 import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import rule
 
+from engine.schedule.purges import Purges
 from testing.lives.lives import NUM_TURNS, run_lives
+from testing.lives.random_lives import LivesOfRequests
+from wire.messages.purge import PurgePrefixes
 
 HAPPENS = (
     *("asked of files", "waits", "read done", "write done", "write failed", "segment dropped"),
@@ -75,3 +80,30 @@ def test_more_random_lives_with_prefixes_on_several_tiers(
         has_kv=has_kv,
         has_state=has_state,
     )
+
+
+class PurgedLives(LivesOfRequests):
+    """Now and then, all cached prompts of one owner are deleted, or all."""
+
+    @rule(owner=st.sampled_from(["", "x", None]))
+    def purge(self, owner):
+        wanted, purges = PurgePrefixes(owner), Purges(self.scheduler, {})
+        purges.purge(wanted)
+        assert purges.purge(wanted) == 0
+        if not purges.under_way(wanted):
+            cache = self.scheduler.owned.cache
+            assert not [node for node in cache._nodes.values() if wanted.covers(node.salt)]
+            assert not [block for block in cache.tier._blocks.values() if wanted.covers(block.salt)]
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        {"mode": "all", "policy": "value", "num_positions": 4},
+        {"mode": "all", "has_kv": False},
+        {"mode": "all", "has_state": False},
+    ],
+    ids=lambda members: " ".join(f"{name} {value}" for name, value in members.items()),
+)
+def test_random_lives_in_which_prompts_are_purged(members):
+    run_lives(6, PurgedLives, has_tier=True, **members)

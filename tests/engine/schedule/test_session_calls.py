@@ -11,6 +11,7 @@ from engine.parallel.tensor_parallel import ALONE, TensorParallel
 from testing.checkpoints.random_checkpoint import DENSE, make_checkpoint
 from testing.engines.leading import lead_engine, own
 from testing.engines.shared_prefixes import answers, run
+from wire.messages.purge import PurgePrefixes
 from wire.messages.sessions import NAME_BYTES, TendSession
 
 BLOCK = 8
@@ -85,12 +86,19 @@ def test_a_turn_whose_start_came_back_early_computes_as_little_and_says_the_same
 
 
 @pytest.mark.exhaustive
-def test_ranks_tend_sessions_alike(tmp_path):
+def test_ranks_tend_sessions_and_purge_alike(tmp_path):
     model_dir = make_checkpoint(tmp_path / "dense", DENSE, seed=3)
     plain = {"cache_mode": "none", "cached_states": None, "host_cache_bytes": 0}
     expected, _ = converse_without_sessions(make(model_dir, **plain))
     with lead_engine(model_dir, 2, **settings_of(model_dir, tp=TensorParallel(0, 2))) as engine:
         found, told = converse(engine)
+        (turn,) = prompts_of(1, 60, seed=1)
+        (before,) = run(engine, [turn], 1, session=SESSION)
+        assert engine.purges.begin(PurgePrefixes("")) == frozenset()
+        assert engine.purges.purge(PurgePrefixes("")) > 0
+        (after,) = run(engine, [turn], 1, session=SESSION)
+        assert (before.measured.num_cached >= 56, after.measured.num_cached) == (True, 0)
+        assert answers([after]) == answers([before]) == expected[:1]
     assert found == expected
     assert all(num_cached >= 56 and after == before for num_cached, before, after in told[1:])
 

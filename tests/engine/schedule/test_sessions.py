@@ -65,8 +65,8 @@ class World:
     def in_host(self, *texts):
         return [text for text in texts if self.tier.start(text.encode()) is not None]
 
-    def tend(self, session, action, owner=""):
-        news = self.sessions.tend(TendSession(session, action, owner))
+    def tend(self, session, action, owner="", into=""):
+        news = self.sessions.tend(TendSession(session, action, owner, into=into))
         self.copies = self.tier.take()
         return news
 
@@ -216,11 +216,60 @@ def test_nothing_is_taken_from_requests_for_a_prefetch():
     world.cache.release_state(held)
 
 
+def test_neither_session_gives_up_what_a_fork_begins_from():
+    world = World(num_slots=12)
+    for text in ("a", "ab", "abc"):
+        world.turn(text, ONE)
+    assert world.tend(ONE, "fork", into=TWO) == SessionNews(2, 3)
+    for number, text in enumerate(("abcd", "abcde", "abcdef")):
+        assert world.turn(text, ONE) == 3 + number
+    for number, text in enumerate(("abcx", "abcxy", "abcxyz")):
+        assert world.turn(text, TWO) == 3 + number, "the old session went beyond it"
+    outdated = {state.node.key for state in world.cache._outdated}
+    assert outdated == {b"a", b"abcd", b"abcx"}
+    assert world.tend(ONE, "release") == SessionNews(2, 6)
+    assert world.turn("abcz", TWO) == 3, "what both begin from is nobody's alone"
+
+
+def test_in_host_memory_too_a_fork_s_starts_stay():
+    world = World(num_slots=2, num_pages=60)
+    world.turn("abc", ONE)
+    for other in "xyz":
+        world.turn(other)
+    assert world.in_host("abc") == ["abc"]
+    assert world.tend(ONE, "fork", into=TWO) == SessionNews(1, 3)
+    assert world.tier.start(b"abc").session == ""
+    assert world.tend(TWO, "prefetch") == SessionNews(1, 3)
+    assert world.turn("abcd", TWO) == 3
+
+
+def test_a_fork_takes_the_place_of_an_older_session_of_its_name():
+    world = World(num_slots=8)
+    world.turn("abc", ONE)
+    world.turn("xy", TWO)
+    world.tend(ONE, "fork", into=TWO)
+    assert list(world.sessions._newest[TWO]) == [b"abc"]
+
+
+def test_retained_starts_of_a_fork_count_for_its_own_owner():
+    world = World(num_pages=60, num_slots=8)
+    world.turn("abcde", ONE)
+    world.tend(ONE, "retain", "alice")
+    world.tend(ONE, "fork", into=TWO)
+    assert world.tend(TWO, "retain", "alice") == SessionNews(1, 5)
+    assert world.sessions.num_retained_pages == 14, "as if no other start shared their blocks"
+    world.tend(ONE, "let_go")
+    assert world.tier._retained == {world.tier.start(b"abcde")}
+    world.tend(TWO, "let_go")
+    assert not world.tier._retained
+
+
 def test_of_unknown_sessions_nothing_is_known():
     world = World()
     world.turn("abc", ONE)
     for action in ("retain", "let_go", "release", "prefetch"):
         assert world.tend(TWO, action) == SessionNews(0, 0)
+    assert world.tend(TWO, "fork", into=ONE) == SessionNews(0, 0)
 
 
 def test_without_host_memory_nothing_is_retained():
@@ -250,6 +299,10 @@ def test_only_so_many_sessions_and_starts_are_remembered(monkeypatch):
         ((ONE, "retain", "", -1.0), "0 to 86400 seconds, got -1.0"),
         ((ONE, "retain", "", float("nan")), "0 to 86400 seconds, got nan"),
         ((ONE, "retain", "", 86_401.0), "0 to 86400 seconds, got 86401.0"),
+        ((ONE, "fork"), "a fork names another session"),
+        ((ONE, "fork", "", 0.0, ONE), "a fork names another session"),
+        ((ONE, "fork", "", 0.0, "short"), "a name of 32 characters, got 5"),
+        ((ONE, "release", "", 0.0, TWO), "a fork names another session, and nothing else does"),
     ],
 )
 def test_calls_are_bounded(fields, message):

@@ -8,7 +8,7 @@ from fastapi.routing import APIRoute
 from testing.conditions import TIMEOUT_S
 from testing.router.admin_calls import TOKEN
 
-WITH_BODY = {("POST", "/admin/v1/workers"), ("PATCH", "/admin/v1/config")}
+WITH_BODY = {("POST", "/admin/v1/workers"), ("PATCH", "/admin/v1/config"), ("POST", "/admin/v1/purge")}
 
 
 def routes_of(app):

@@ -74,7 +74,13 @@ async def test_a_session_of_one_key_is_out_of_reach_of_another(make_stack, tmp_p
         auth = {name: {"Authorization": f"Bearer {key}"} for name, key in keys.items()}
         names = {name: await sent(stack, headers=auth[name], session_id="chat") for name in keys}
         assert names["alice"] != names["bob"]
-        for action, more in (("retain", {"seconds": 60}), ("release", {}), ("prefetch", {})):
+        calls = (
+            ("retain", {"seconds": 60}),
+            ("release", {}),
+            ("prefetch", {}),
+            ("fork", {"new_session_id": "b"}),
+        )
+        for action, more in calls:
             reply = await tend(stack, action, auth["bob"], session_id="chat", **more)
             assert reply.status_code == 200, reply.text
             call = stack.prefill[0].tended[-1]
@@ -104,6 +110,26 @@ async def test_servers_answers_are_summed(make_stack):
 async def test_a_start_is_retained_for_a_bounded_time(stack, seconds):
     reply = await tend(stack, "retain", session_id="chat", seconds=seconds)
     assert reply.status_code == 400
+    assert not stack.prefill[0].tended
+
+
+async def test_a_fork_begins_a_session_of_the_same_key_and_salt(stack):
+    name = await sent(stack, session_id="chat")
+    into = await sent(stack, session_id="chat/2")
+    salted = await sent(stack, session_id="chat/2", cache_salt="x")
+    stack.prefill[0].session_news = SessionNews(2, 64)
+    reply = await tend(stack, "fork", session_id="chat", new_session_id="chat/2")
+    assert (reply.status_code, reply.json()["num_starts"], reply.json()["num_tokens"]) == (200, 2, 64)
+    call = stack.prefill[0].tended[-1]
+    assert (call.session, call.action, call.into) == (name, "fork", into)
+    await tend(stack, "fork", session_id="chat", new_session_id="chat/2", cache_salt="x")
+    assert stack.prefill[0].tended[-1].into == salted
+
+
+@pytest.mark.parametrize("new_id", [None, "", "a b", "chat", "x" * 257, 5])
+async def test_a_fork_needs_another_session_s_id(stack, new_id):
+    reply = await tend(stack, "fork", session_id="chat", new_session_id=new_id)
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "new_session_id")
     assert not stack.prefill[0].tended
 
 

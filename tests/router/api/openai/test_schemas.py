@@ -43,6 +43,7 @@ RIGHT = {
     "/v1/sessions/retain": {"session_id": "chat-17", "seconds": 60},
     "/v1/sessions/release": {"session_id": "chat-17"},
     "/v1/sessions/prefetch": {"session_id": "chat-17"},
+    "/v1/sessions/fork": {"session_id": "chat-17", "new_session_id": "chat-18"},
 }
 """What examples lack that nearly never get to an answer by chance."""
 MOST_FIELDS = 2
