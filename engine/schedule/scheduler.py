@@ -71,8 +71,7 @@ class Scheduler:
         """``policy`` decides what the prefix cache gives up; None: what was used least recently. ``tier``
         keeps in host memory what it gives up, and ``files`` lie behind that; None: nothing is kept.
         ``long_prefill_threshold`` is ``max_batch_tokens`` unless given. None of ``joined_prompt_tokens``:
-        prompts share a step whatever their length. Decode rows get blocks for ``burst_steps`` steps ahead if
-        there are plenty."""
+        prompts share a step whatever their length. Decode rows get blocks for ``burst_steps`` steps."""
         self.capacity = plan
         self._cuts = cuts
         self._num_positions = num_positions

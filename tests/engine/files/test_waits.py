@@ -43,7 +43,7 @@ class World:
         self.come = []
         if not reads:
             return None
-        return self.tier.fetch(reads[0].number, keys(text)[: reads[0].num_blocks])
+        return self.tier.fetch(reads[0].number, keys(text)[: reads[0].num_blocks], "")
 
     def land(self):
         news = self.choices.news()
