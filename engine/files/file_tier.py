@@ -217,7 +217,7 @@ class FileTier:
         is_here = self._host.usable(keys[-1]) is not None or keys[-1] in self._fetches
         if is_here or num_pages > most_pages or not self._neighbours.may_read(address):
             return 0
-        fetch = self._reserve(keys, 0.0, address)
+        fetch = self._reserve(keys, self._compute_s(0, len(keys)), address)
         if fetch is None:
             return 0
         fetch.on_read = on_read
