@@ -246,6 +246,7 @@ class FileChoices:
         if self._tier.fetch(number, keys, salt, address) is None:
             return 0
         self._on_read[number] = on_read
+        self._limit_s[number] = self._compute_s(0, len(keys))  # for requests that come meanwhile
         return num_pages
 
     def _forget(self, ended: set[int]) -> None:

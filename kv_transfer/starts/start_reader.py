@@ -183,7 +183,7 @@ class StartReader:
 
 def _place_of(lent: LentStart) -> Place:
     """Returns why a state was kept; a later release may know further reasons."""
-    return Place(lent.place) if lent.place in {place.value for place in Place} else Place.INNER
+    return next((place for place in Place if place == lent.place), Place.INNER)
 
 
 def _kind_of(error: TwinfangError) -> NeighbourFailure:

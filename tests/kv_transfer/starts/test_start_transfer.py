@@ -88,7 +88,7 @@ class Server(TransferListener, SourceListener):
 
 
 @pytest.fixture(scope="module")
-def servers():
+def servers(patient):
     reader, lender = Server(1), Server(2)
     reader.sink.add_peer(lender.address, lender.source.handshake(reader.sink.introduction))
     yield reader, lender

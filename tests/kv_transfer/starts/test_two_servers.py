@@ -20,6 +20,8 @@ from wire.messages.generation import PrefillReply, PrefillRequest, SetDraining
 from wire.messages.neighbours import Neighbour
 from wire.server import GrpcServer
 
+pytestmark = pytest.mark.usefixtures("patient")
+
 BLOCK, NUM_TOKENS = 8, 150
 SETTINGS = {
     "max_num_seqs": 2,
@@ -30,7 +32,7 @@ SETTINGS = {
     "cache_mode": "all",
     "host_cache_bytes": 16 << 20,
     "sanitize": True,
-    "neighbour_wait_s": 20.0,
+    "neighbour_wait_s": 60.0,
 }
 
 
