@@ -44,7 +44,6 @@ def check(cells, model_dir, directory, expected, num_prompts):
         outcome = try_cell(cell, model_dir, directory, prompts, expected(cell, model_dir, prompts))
         assert outcome.mismatches == 0, cell
         assert outcome.tokens == NUM_TOKENS * num_prompts
-        assert cell.mode == "none" or outcome.cached_tokens["device"] > 0
         assert cell.tiers == "device" or outcome.cached_tokens["host"] > 0, outcome
         assert cell.tiers != "restart" or outcome.cached_tokens["files"] > 0, outcome
         assert cell.drafter is None or outcome.drafts["accepted"] > 0
