@@ -16,6 +16,8 @@ with few counts are drawn towards all classes together.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 NUM_AGES = 22
 """Age bin ``b`` holds the ages of ``b`` binary digits, so 0, 1, 2 to 3, 4 to 7 and so on."""
 MEMORY = 0.9
@@ -92,6 +94,24 @@ def _mixed(
     """Adds :data:`PRIOR_STARTS` starts that are distributed as the prior."""
     mixed = [number + PRIOR_STARTS * share for number, share in zip(used, prior_used, strict=True)]
     return mixed, unused + PRIOR_STARTS * prior_unused
+
+
+def best_stay(used: Sequence[float], unused: float) -> tuple[float, float]:
+    """Returns the chance that a new start is used, and the mean number of requests for which it is kept, if
+    it is kept up to the age that gives most uses per request. ``used``: starts by the age bin of their use."""
+    total = open_starts = unused + sum(used)
+    num_used, waited, best = 0.0, 0.0, 0.0
+    stay = 0.0, 0.0
+    for bin_, number in enumerate(used):
+        if number > 0.0:
+            num_used += number
+            open_starts -= number
+            waited += number * (_MEAN[bin_] + 1.0)
+            kept = waited + open_starts * (_HIGHEST[bin_] + 1.0)
+            if num_used > best * kept:
+                best = num_used / kept
+                stay = num_used / total, kept / total
+    return stay
 
 
 def _rates(used: list[float], unused: float) -> list[float]:

@@ -1,6 +1,6 @@
 from itertools import pairwise
 
-from engine.memory.reuse_rates import NUM_AGES, ReuseRates, age_bin
+from engine.memory.reuse_rates import NUM_AGES, ReuseRates, age_bin, best_stay
 
 
 def learned(uses, num_unused=0):
@@ -58,3 +58,16 @@ def test_a_missed_start_counts_as_used():
 
 def test_ages_are_binned_by_their_digits():
     assert [age_bin(age) for age in (0, 1, 2, 3, 4, 1 << 40)] == [0, 1, 2, 2, 3, NUM_AGES - 1]
+
+
+def test_a_stay_ends_where_waiting_longer_brings_less():
+    """Half of the starts are used at age 1, a tenth at age 512 or later, the others never."""
+    used = [0.0] * NUM_AGES
+    used[age_bin(1)], used[age_bin(600)] = 50.0, 10.0
+    chance, kept = best_stay(used, 40.0)
+    assert chance == 0.5
+    assert kept == 2.0
+
+
+def test_what_is_never_used_has_no_stay():
+    assert best_stay([0.0] * NUM_AGES, 10.0) == (0.0, 0.0)
