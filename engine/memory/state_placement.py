@@ -7,17 +7,19 @@ earlier prompt's end that was, in bins of powers of 2:
     typical of              next turns  short questions   tools, templates, shared documents
 
 A start that is 7 blocks before the end serves all requests that leave at most 7 blocks before it. So the last
-block of each bin is a candidate. Learned is also after how many requests that was. So it is known how likely a
-state is used, and how long it has to be kept for that (:mod:`engine.memory.leaving_rates`):
+block of each bin is a candidate. It is also learned after how many requests that was. So it is known how
+likely a state is used, and for how long it has to be kept (:class:`engine.memory.reuse_rates.LeavingRates`):
 
-    gain of a state = chance of its use * FLOP saved - price * bytes that it needs * requests for which it is kept
+    gain of a state = chance of its use * FLOP saved
+                      - price * bytes that it needs * requests for which it is kept
 
 The price is what the least valuable start of the cache saves with each byte and request
-(:attr:`engine.memory.value_eviction.ValueEviction.price`). A prompt's last state also holds the prompt's new KV,
-which would be given up first without it. Chosen is the set of candidates with the highest gain, which may be none;
-this is a dynamic program over at most 20 candidates, as in "Sparse Prefix Caching" (arXiv 2605.05219).
+(:attr:`engine.memory.value_eviction.ValueEviction.price`). A prompt's last state also holds the prompt's new
+KV, which would be given up first without it. The set of candidates with the highest gain is chosen, which may
+be none; this is a dynamic program over at most 20 candidates, as in "Sparse Prefix Caching" (arXiv
+2605.05219).
 
-The place where this request leaves earlier ones always gets a state: another request may well leave there too.
+The place where this request leaves earlier ones always gets a state: another request may leave there too.
 As long as nothing was given up for a state, states cost nothing: further ones are kept at fixed distances.
 
 The keys of all candidates of recent prompts are remembered, kept or not. So what is learned does not depend
@@ -31,14 +33,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from engine.memory.cached_start import Match, Place
-from engine.memory.leaving_rates import LeavingRates
+from engine.memory.reuse_rates import LeavingRates
 from engine.memory.start_sizes import StartSizes
 
 NUM_BINS = 20
 BRANCH_BIN = NUM_BINS
 """Stands for the place where a request left earlier ones."""
 MAX_REMEMBERED = 65_536
-"""Number of candidates whose keys are remembered: about 10 MB."""
+"""Number of candidates whose keys are remembered: about 15 MB."""
 
 
 @dataclass(frozen=True)
@@ -86,8 +88,8 @@ class StatePlacement:
         return [marks[length] for length in sorted(marks)]
 
     def _branch(self, match: Match) -> int:
-        """Learns where the request leaves an earlier one. Returns the length up to there, or 0 if it continues
-        an earlier prompt's end: that branches off nowhere."""
+        """Learns where the request leaves an earlier one. Returns the length up to there, or 0 if it
+        continues an earlier prompt's end: that branches off nowhere."""
         length, bin_ = self._learn(match.keys)
         branch = match.num_matched_blocks
         if bin_ == BRANCH_BIN:
@@ -124,11 +126,11 @@ class StatePlacement:
             remembered.popitem(last=False)
 
     def _by_distance(self, start: int, num_held: int, end: int, price: float) -> list[tuple[int, Place]]:
-        """Returns the best set of candidates between a start and the prompt's end. The KV of ``num_held`` blocks
-        is kept without them too."""
+        """Returns the best set of candidates between a start and the prompt's end. The KV of ``num_held``
+        blocks is kept without them too."""
         per_state, per_block = price * self._sizes.slot_bytes, price * self._sizes.block_bytes
-        # best[i]: the highest gain of states for those that leave in the bins up to i, if candidate i is kept,
-        # and the bin of the next state behind it.
+        # best[i]: the highest gain of states for those that leave in the bins up to i, if candidate i is
+        # kept, and the bin of the next state behind it.
         best: list[tuple[float, int]] = []
         for last, stays in enumerate(self._rates.stays):
             length = end - (1 << last) + 1

@@ -77,12 +77,13 @@ class ValueEviction:
         self._num_states = 0
         self._num_requests = 0
         self._has_given_up = False
+        """Whether a start was given up, so that memory has a price."""
         self._price = MovingMean()
 
     @property
     def price(self) -> float:
-        """FLOP that each byte of a new start has to save per request, so that it is worth what is given up for
-        it: what the least valuable start saves. 0 while nothing was given up."""
+        """FLOP that each byte of a new start has to save per request, so that it is worth what is given up
+        for it: what the least valuable start saves. 0 while nothing was given up."""
         return self._price.mean
 
     # --- events ----------------------------------------------------------------------------------
