@@ -29,12 +29,12 @@ NUM_HITS_BINS = MAX_HITS_DIGITS + 1
 NUM_CLASSES = len(Place) * 2 * NUM_HITS_BINS
 NUM_WORTHS = 128
 """Bins of FLOP per byte: powers of 2 ** 0.5 from 1 up."""
-_WORTHS = [2.0 ** ((bin_ + 0.5) / 2) for bin_ in range(NUM_WORTHS)]
+_WORTHS = [2.0 ** (bin_ / 2) for bin_ in range(NUM_WORTHS)]
 MIN_PAST_STARTS = 1024
 PAST_FACTOR = 4
 """As many given-up starts are remembered as this factor times the kept ones."""
 PRICE_SAMPLES = 50
-"""Number of the last requests that the price is a mean of, about."""
+"""Number of the last values that a moving mean is made of, about."""
 
 
 class MovingMean:
@@ -76,26 +76,22 @@ class ValueEviction:
         self._past: OrderedDict[bytes, _PastStart] = OrderedDict()
         self._num_states = 0
         self._num_requests = 0
-        self._has_given_up = False
-        """Whether a start was given up, so that memory has a price."""
-        self._price = MovingMean()
+        self._score, self._waits = MovingMean(), MovingMean()
 
     @property
     def price(self) -> float:
-        """FLOP that each byte of a new start has to save per request, so that it is worth what is given up
-        for it: what the least valuable start saves. 0 while nothing was given up."""
-        return self._price.mean
+        """FLOP that each byte of a new start has to be expected to save, so that it is worth what is given up
+        for it. 0 while nothing was given up."""
+        return self._score.mean * self._waits.mean
 
     # --- events ----------------------------------------------------------------------------------
 
     def used(self, match: Match) -> None:
         self._num_requests += 1
         now, state = self._num_requests, match.state
-        if self._has_given_up:
-            least = self._cheapest(of_leaves=False)
-            self._price.add(0.0 if least is None else least[2])
         self._count_missed(match)
         if state is not None:
+            self._wait(state.num_hits, now - state.last_request)
             self._reuse.used(_class_of(state), now - state.last_request)
             state.num_hits += 1
             state.last_request = now
@@ -123,7 +119,9 @@ class ValueEviction:
     def dropped(self, state: CachedState) -> None:
         self._num_states -= 1
         self._unqueue(state)
+        age = self._num_requests - state.last_request
         start_class = _class_of(state)
+        self._wait(state.num_hits, age)
         self._reuse.ended(start_class)
         self._past[state.node.key] = _PastStart(start_class, state.num_hits, state.last_request)
         if len(self._past) > max(MIN_PAST_STARTS, PAST_FACTOR * self._num_states):
@@ -136,12 +134,18 @@ class ValueEviction:
             if past is None:
                 continue
             age = self._num_requests - past.last_request
+            self._wait(past.num_hits, age)
             if past.is_unused:
                 self._reuse.used_after_end(past.start_class, age)
             else:
                 self._reuse.used(past.start_class, age)
             past.num_hits, past.last_request, past.is_unused = past.num_hits + 1, self._num_requests, False
             return
+
+    def _wait(self, num_hits: int, age: int) -> None:
+        """Learns how many requests pass before a start is used for the first time."""
+        if num_hits == 0:
+            self._waits.add(age)
 
     # --- choosing --------------------------------------------------------------------------------
 
@@ -166,7 +170,7 @@ class ValueEviction:
             found = self._cheapest(of_leaves)
             if found is None:
                 return self._any(of_leaves)
-            state, index, _ = found
+            state, index, score = found
             if state.num_users:
                 self._unqueue(state)
             elif self._index_of(state) != index:
@@ -175,7 +179,7 @@ class ValueEviction:
                 self._unqueue(state)
                 self._parked[state] = None
             else:
-                self._has_given_up = True
+                self._score.add(score)
                 return state
 
     def _cheapest(self, of_leaves: bool) -> tuple[CachedState, int, float] | None:

@@ -137,17 +137,6 @@ def test_the_reuse_of_a_class_is_learned_even_if_the_cache_is_too_small_to_hold_
     assert sum(late[-200:]) > 80
 
 
-def test_states_cost_nothing_until_one_was_given_up():
-    policy = ValueEviction(SIZES)
-    cache = make(policy, num_slots=4)
-    for number in range(4):
-        serve(cache, [number] * 10)
-    assert policy.price == 0.0
-    for number in range(4, 20):
-        serve(cache, [number] * 10)
-    assert policy.price > 0.0
-
-
 def test_blocks_and_states_make_room_for_each_other_in_one_budget():
     pools = Pools.shared(60, SIZES)
     policy = ValueEviction(SIZES, shares_memory=True)

@@ -1,6 +1,6 @@
 from itertools import pairwise
 
-from engine.memory.reuse_rates import NUM_AGES, LeavingRates, ReuseRates, age_bin, best_stay
+from engine.memory.reuse_rates import NUM_AGES, ReuseRates, age_bin
 
 
 def learned(uses, num_unused=0):
@@ -58,45 +58,3 @@ def test_a_missed_start_counts_as_used():
 
 def test_ages_are_binned_by_their_digits():
     assert [age_bin(age) for age in (0, 1, 2, 3, 4, 1 << 40)] == [0, 1, 2, 2, 3, NUM_AGES - 1]
-
-
-def test_a_stay_ends_where_waiting_longer_brings_less():
-    """Half of the starts are used at age 1, a tenth at age 512 or later, the others never."""
-    used = [0.0] * NUM_AGES
-    used[age_bin(1)], used[age_bin(600)] = 50.0, 10.0
-    chance, kept = best_stay(used, 40.0)
-    assert chance == 0.5
-    assert kept == 2.0
-
-
-def test_what_is_never_used_has_no_stay():
-    assert best_stay([0.0] * NUM_AGES, 10.0) == (0.0, 0.0)
-
-
-def test_at_first_half_of_all_prompts_are_expected_to_be_continued():
-    ((chance, kept),) = LeavingRates(20).stays[0]
-    assert 0.0 < chance <= 0.5
-    assert kept > 0.0
-
-
-def test_a_state_serves_those_who_leave_in_its_bins_alone():
-    rates = LeavingRates(20)
-    for _ in range(400):
-        rates.add_prompt()
-        rates.add_left(2, age=5)
-    rates.refresh(1000)
-    assert len(rates.stays) == 3
-    assert rates.stays[2][0][0] > 0.9
-    assert rates.stays[2][2][0] > 0.9
-    assert rates.stays[1][0][0] < 0.1
-
-
-def test_what_is_left_later_is_kept_longer():
-    soon, late = LeavingRates(20), LeavingRates(20)
-    for _ in range(400):
-        for rates, age in ((soon, 5), (late, 500)):
-            rates.add_prompt()
-            rates.add_left(0, age)
-    soon.refresh(1000)
-    late.refresh(1000)
-    assert late.stays[0][0][1] > 20 * soon.stays[0][0][1]

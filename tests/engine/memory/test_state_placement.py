@@ -6,7 +6,7 @@ from engine.memory.state_placement import Mark, StatePlacement
 
 SIZES = StartSizes(block_tokens=16, block_bytes=1, slot_bytes=100, token_flops=100.0, pair_flops=0.0)
 PRICE = 1.0
-"""FLOP for each byte and request: a state has to save 100 FLOP a request, 1/16 of a block."""
+"""FLOP for each byte: a state has to save 100 FLOP, 1/16 of a block."""
 
 
 def keys(*texts):
@@ -77,29 +77,3 @@ def test_nothing_is_marked_that_is_cached_already():
 def test_a_high_price_keeps_no_states():
     placement = StatePlacement(SIZES, lambda: 1e9)
     assert placement.mark(Match(keys=keys(("a", 9)))) == []
-
-
-def test_states_that_would_have_to_wait_too_long_are_not_kept():
-    """Each of 50 conversations goes on after 50 requests; that of a block saves 1600 FLOP."""
-
-    def last_marks(price):
-        placement, marks = StatePlacement(SIZES, lambda: price), []
-        texts = {number: [(f"first{number}", 2)] for number in range(50)}
-        for turn in range(20):
-            for number, prompt in texts.items():
-                prompt.append((f"turn{turn}", 2))
-                marks = placement.mark(Match(keys=keys((f"{number}", 1), *prompt)))
-        return marks
-
-    assert last_marks(0.1)
-    assert last_marks(100.0) == []
-
-
-def test_kv_that_only_a_state_would_keep_counts_as_its_cost():
-    heavy = StartSizes(block_tokens=16, block_bytes=10_000, slot_bytes=100, token_flops=100.0, pair_flops=0.0)
-    prompt = keys(("a", 9))
-    cached = [CachedBlock(key, None, number + 1, number) for number, key in enumerate(prompt)]
-    assert StatePlacement(heavy, lambda: PRICE).mark(Match(keys=prompt)) == []
-    held = StatePlacement(heavy, lambda: PRICE)
-    held.mark(Match(keys=keys(("b", 9))))
-    assert held._by_distance(0, len(cached), len(cached), PRICE)
