@@ -45,8 +45,12 @@ class PageOperator(CpuIntrinsic):
         return zlib.crc32(Path(__file__).with_name("page_ir.py").read_bytes(), vector.load._digest)
 
 
-dot_page = PageOperator("dot_page")
-dot_pages = PageOperator("dot_pages")
+score_page_1 = PageOperator("score_page_1")
+score_page_2 = PageOperator("score_page_2")
+score_page_3 = PageOperator("score_page_3")
+score_pages_1 = PageOperator("score_pages_1")
+score_pages_2 = PageOperator("score_pages_2")
+score_pages_3 = PageOperator("score_pages_3")
 order_pages = PageOperator("order_pages")
 add_pages_1 = PageOperator("add_pages_1")
 add_pages_2 = PageOperator("add_pages_2")

@@ -31,9 +31,13 @@ from kernels.attention.page_vectors import (
     add_pages_1,
     add_pages_2,
     add_pages_3,
-    dot_page,
-    dot_pages,
     order_pages,
+    score_page_1,
+    score_page_2,
+    score_page_3,
+    score_pages_1,
+    score_pages_2,
+    score_pages_3,
 )
 from kernels.cpu.jit import as_array, as_flat_array, cpu_jit
 from kernels.cpu.vector import (
@@ -67,23 +71,32 @@ def _score(queries, width, num_queries, keys, places, stride, count, scores, ahe
     Their values are ``ahead`` elements after the keys, and are prefetched meanwhile unless that is 0.
     """
     w = lanes()
-    step = _PAGES * w
-    share = (width // w + num_queries - 1) // num_queries * w if ahead != 0 else 0  # columns beside a query
+    step, groups = _PAGES * w, (num_queries + 2) // 3
+    share = (width // 16 + groups - 1) // groups * 16 if ahead != 0 else 0  # columns beside a group
     if count < step:
         for t in range(0, count, w):
-            for i in range(num_queries):
-                row = dot_page(
-                    queries, i * width, keys, places[t // w], stride, width, ahead, i * share, (i + 1) * share
-                )
-                store(scores, i * step + t, row)
+            for i in range(0, num_queries, 3):
+                n, q, s = num_queries - i, i * width, i * step + t
+                place, begin, end = places[t // w], i // 3 * share, (i // 3 + 1) * share
+                if n >= 3:
+                    score_page_3(queries, q, keys, place, stride, width, scores, s, ahead, begin, end)
+                elif n == 2:
+                    score_page_2(queries, q, keys, place, stride, width, scores, s, ahead, begin, end)
+                else:
+                    score_page_1(queries, q, keys, place, stride, width, scores, s, ahead, begin, end)
         return
     together = w // _PAGES
     for t in range(0, w, together):
-        for i in range(num_queries):
-            row = dot_pages(
-                queries, i * width, keys, places, t * stride, stride, width, ahead, i * share, (i + 1) * share
-            )
-            store(scores, i * step + t // together * w, row)
+        o = t * stride
+        for i in range(0, num_queries, 3):
+            n, q, s = num_queries - i, i * width, i * step + t // together * w
+            begin, end = i // 3 * share, (i // 3 + 1) * share
+            if n >= 3:
+                score_pages_3(queries, q, keys, places, o, stride, width, scores, s, ahead, begin, end)
+            elif n == 2:
+                score_pages_2(queries, q, keys, places, o, stride, width, scores, s, ahead, begin, end)
+            else:
+                score_pages_1(queries, q, keys, places, o, stride, width, scores, s, ahead, begin, end)
     for i in range(num_queries):
         order_pages(scores, i * step)
 
