@@ -12,7 +12,6 @@ from numba.extending import intrinsic
 from kernels.cpu.exponential_ir import fused
 from kernels.cpu.vector_ir import (
     LANES,
-    VECTOR,
     place_of,
     prefetch_of,
     read_from,
@@ -34,24 +33,22 @@ def _word(number):
     return ir.Constant(_WORD, number)
 
 
+@intrinsic
+def score_page(typing_context, query, q, keys, place, stride, width, scores, s, ahead, begin, end):
+    def generate(context, builder, signature, args):
+        words = _words(context, builder, signature, args, (1, 3, 4, 5, 7, 8, 9, 10))
+        q, place, stride, width, s, *bounds = words
+        rows = [builder.add(place, builder.mul(stride, _word(token))) for token in range(LANES)]
+        arrays = _arrays(signature, args, (0, 2, 6))
+        [found] = _dot(context, builder, 1, arrays, q, rows, width, bounds)
+        _store_scores(context, builder, arrays[2], s, [found], list(range(LANES)))
+        return context.get_dummy_value()
+
+    return types.none(query, q, keys, place, stride, width, scores, s, ahead, begin, end), generate
+
+
 def _scores(num_queries):
-    """Return two operators for this many queries, which are a width apart, and whose scores are a step apart."""
-
-    @intrinsic
-    def score_page(typing_context, queries, q, keys, place, stride, width, scores, s, ahead, begin, end):
-        def generate(context, builder, signature, args):
-            words = _words(context, builder, signature, args, (1, 3, 4, 5, 7, 8, 9, 10))
-            q, place, stride, width, s, *bounds = words
-            rows = [builder.add(place, builder.mul(stride, _word(token))) for token in range(LANES)]
-            arrays = _arrays(signature, args, (0, 2, 6))
-            halves = [
-                _dot(context, builder, num_queries, arrays, q, rows[first : first + PAGES], width, bounds)
-                for first in range(0, LANES, PAGES)
-            ]
-            _store_scores(context, builder, arrays[2], s, halves, list(range(LANES)))
-            return context.get_dummy_value()
-
-        return types.none(queries, q, keys, place, stride, width, scores, s, ahead, begin, end), generate
+    """Return the operator for this many queries, which are a width apart and their scores a step."""
 
     @intrinsic
     def score_pages(
@@ -63,27 +60,24 @@ def _scores(num_queries):
             found = cgutils.create_struct_proxy(signature.args[3])(context, builder, value=args[3])
             pages = [builder.load(builder.gep(found.data, [_word(page)])) for page in range(PAGES)]
             arrays = _arrays(signature, args, (0, 2, 7))
-            halves = []
+            by_token = []
             for token in range(TOKENS):
                 inside = builder.add(offset, builder.mul(stride, _word(token)))
                 rows = [builder.add(page, inside) for page in pages]
-                halves.append(_dot(context, builder, num_queries, arrays, q, rows, width, bounds))
+                by_token.append(_dot(context, builder, num_queries, arrays, q, rows, width, bounds))
             # Lane p * TOKENS + t is token t of page p.
             order = [lane % TOKENS * PAGES + lane // TOKENS for lane in range(LANES)]
-            _store_scores(context, builder, arrays[2], s, halves, order)
+            found = [[one for [one] in vectors] for vectors in zip(*by_token, strict=True)]
+            _store_scores(context, builder, arrays[2], s, found, order)
             return context.get_dummy_value()
 
         arguments = queries, q, keys, pages, offset, stride, width, scores, s, ahead, begin, end
         return types.none(*arguments), generate
 
-    return score_page, score_pages
+    return score_pages
 
 
-(
-    (score_page_1, score_pages_1),
-    (score_page_2, score_pages_2),
-    (score_page_3, score_pages_3),
-) = (_scores(number) for number in (1, 2, 3))
+score_pages_1, score_pages_2, score_pages_3 = (_scores(number) for number in (1, 2, 3))
 
 
 def _words(context, builder, signature, args, which):
@@ -99,11 +93,11 @@ def _pointer(context, builder, array, at, size):
 
 
 def _dot(context, builder, num_queries, arrays, q, rows, width, bounds):
-    """Emit the products of eight rows with each query; return a vector of eight for each query.
+    """Emit the products of each query with all rows; return its sums, eight in a vector.
 
-    A sum is eight lanes wide whatever the processor has: its lanes are then added in three rounds and not in
-    four, and half of these would wait for the one unit that moves 16 lanes. Queries share what is read of a
-    row as far as there are registers. A prefetch goes with each line, since many at once wait for one another.
+    A sum is eight lanes wide whatever the processor has: Zen 4 computes 16 lanes in two halves, so that products
+    take as long, and lanes are added in three rounds instead of four. Queries share what is read of a row as
+    far as there are registers. A prefetch goes with each line, since many at once wait for one another.
     """
     if num_queries > 1 and LANES == PAGES:
         found = []
@@ -116,24 +110,32 @@ def _dot(context, builder, num_queries, arrays, q, rows, width, bounds):
     firsts = [builder.add(q, builder.mul(width, _word(query))) for query in range(num_queries)]
     zero = ir.Constant(_EIGHT, [0.0] * PAGES)
     sums = [[cgutils.alloca_once_value(builder, zero) for _ in rows] for _ in firsts]
+
+    def add_eight(d, is_ahead):
+        places = [_pointer(context, builder, queries, builder.add(first, d), PAGES) for first in firsts]
+        x = [read_from(builder, place) for place in places]
+        for r, row in enumerate(rows):
+            at = builder.add(row, d)
+            if is_ahead:
+                prefetch_of(builder, _pointer(context, builder, keys, builder.add(at, ahead), PAGES))
+            key = read_from(builder, _pointer(context, builder, keys, at, PAGES))
+            for one, totals in zip(x, sums, strict=True):
+                builder.store(fused(builder, one, key, builder.load(totals[r])), totals[r])
+
     with cgutils.for_range_slice(builder, _word(0), width, _word(_LINE), _WORD) as (d, _):
         fetches = builder.and_(builder.icmp_signed("<=", begin, d), builder.icmp_signed("<", d, end))
-        with builder.if_then(fetches):
-            for row in rows:
-                at = builder.add(builder.add(row, d), ahead)
-                prefetch_of(builder, _pointer(context, builder, keys, at, PAGES))
-        for half in range(0, _LINE, PAGES):
-            here = builder.add(d, _word(half))
-            x = [
-                read_from(builder, _pointer(context, builder, queries, builder.add(first, here), PAGES))
-                for first in firsts
-            ]
-            for page, row in enumerate(rows):
-                key = read_from(builder, _pointer(context, builder, keys, builder.add(row, here), PAGES))
-                for query, one in enumerate(x):
-                    total = sums[query][page]
-                    builder.store(fused(builder, one, key, builder.load(total)), total)
-    return [_folded_eight(builder, [builder.load(total) for total in totals]) for totals in sums]
+        with builder.if_else(fetches) as (then, otherwise):
+            for branch, is_ahead in ((then, True), (otherwise, False)):
+                with branch:
+                    add_eight(d, is_ahead)
+                    add_eight(builder.add(d, _word(PAGES)), False)
+    return [
+        [
+            _folded_eight(builder, [builder.load(total) for total in totals[r : r + PAGES]])
+            for r in range(0, len(rows), PAGES)
+        ]
+        for totals in sums
+    ]
 
 
 def _folded_eight(builder, rows):
@@ -152,12 +154,10 @@ def _joined(builder, a, b, these, those):
     return builder.fadd(first, second)
 
 
-def _store_scores(context, builder, scores, s, halves, order):
-    """Store a vector for each query, whose lanes are those of its halves in an order."""
-    for query in range(len(halves[0])):
-        row = halves[0][query]
-        if len(halves) > 1:
-            row = builder.shuffle_vector(row, halves[1][query], _lanes(order))
+def _store_scores(context, builder, scores, s, found, order):
+    """Store a vector of scores for each query: its sums, eight in a vector, in an order."""
+    for query, vectors in enumerate(found):
+        row = vectors[0] if len(vectors) == 1 else builder.shuffle_vector(*vectors, _lanes(order))
         at = builder.add(s, _word(query * PAGES * LANES))
         builder.store(row, _pointer(context, builder, scores, at, LANES)).align = 4
 
@@ -235,21 +235,14 @@ def _add(context, builder, num_queries, arrays, pages, ahead, words, bound):
         for row, totals in zip(places, sums, strict=True):
             for place, total in zip(row, totals, strict=True):
                 builder.store(read_from(builder, place), total)
+        num_pages = builder.sdiv(builder.add(count, _word(LANES - 1)), _word(LANES))
         stop = builder.select(builder.icmp_signed("<", last, count), last, count)
         with cgutils.for_range_slice(builder, first, stop, _word(1), _WORD) as (t, _):
             inside = builder.add(builder.mul(t, stride), d)
-            is_full = builder.icmp_signed("==", count, _word(PAGES * LANES))
-            with builder.if_else(is_full) as (then, otherwise):
-                with then:  # without the loop's branches, which take longer than a narrow token's products
-                    for page in range(PAGES):
-                        token = builder.add(_word(page * LANES), t)
-                        add_token(_word(page), token, inside, sums)
-                with otherwise:
-                    num_pages = builder.sdiv(builder.add(count, _word(LANES - 1)), _word(LANES))
-                    with cgutils.for_range_slice(builder, _word(0), num_pages, _word(1), _WORD) as (page, _):
-                        token = builder.add(builder.mul(page, _word(LANES)), t)
-                        with builder.if_then(builder.icmp_signed("<", token, count)):
-                            add_token(page, token, inside, sums)
+            with cgutils.for_range_slice(builder, _word(0), num_pages, _word(1), _WORD) as (page, _):
+                token = builder.add(builder.mul(page, _word(LANES)), t)
+                with builder.if_then(builder.icmp_signed("<", token, count)):
+                    add_token(page, token, inside, sums)
         for row, totals in zip(places, sums, strict=True):
             for place, total in zip(row, totals, strict=True):
                 builder.store(builder.load(total), place).align = 4

@@ -4,7 +4,7 @@ The unit of work is a row's positions for one KV head, with all query heads that
 goes through the row's blocks in place, eight pages (of lanes() adjacent tokens) at a time, with an online
 softmax:
 
-    scores  s = q . k, one vector of tokens at a time: each lane sums its token's dims
+    scores  s = q . k, eight tokens by up to three queries in registers: sums are eight lanes wide, then added
     softmax m' = max(m, max s), p = exp(s - m'), l' = l exp(m - m') + sum p
     values  acc' = acc exp(m - m') + p V, three queries by four vectors of acc in registers    out = acc / l
 
@@ -32,9 +32,7 @@ from kernels.attention.page_vectors import (
     add_pages_2,
     add_pages_3,
     order_pages,
-    score_page_1,
-    score_page_2,
-    score_page_3,
+    score_page,
     score_pages_1,
     score_pages_2,
     score_pages_3,
@@ -71,20 +69,17 @@ def _score(queries, width, num_queries, keys, places, stride, count, scores, ahe
     Their values are ``ahead`` elements after the keys, and are prefetched meanwhile unless that is 0.
     """
     w = lanes()
-    step, groups = _PAGES * w, (num_queries + 2) // 3
-    share = (width // 16 + groups - 1) // groups * 16 if ahead != 0 else 0  # columns beside a group
+    step = _PAGES * w
     if count < step:
+        share = (width // 16 + num_queries - 1) // num_queries * 16 if ahead != 0 else 0  # columns of a query
         for t in range(0, count, w):
-            for i in range(0, num_queries, 3):
-                n, q, s = num_queries - i, i * width, i * step + t
-                place, begin, end = places[t // w], i // 3 * share, (i // 3 + 1) * share
-                if n >= 3:
-                    score_page_3(queries, q, keys, place, stride, width, scores, s, ahead, begin, end)
-                elif n == 2:
-                    score_page_2(queries, q, keys, place, stride, width, scores, s, ahead, begin, end)
-                else:
-                    score_page_1(queries, q, keys, place, stride, width, scores, s, ahead, begin, end)
+            place = places[t // w]
+            for i in range(num_queries):
+                begin, q, s = i * share, i * width, i * step + t
+                score_page(queries, q, keys, place, stride, width, scores, s, ahead, begin, begin + share)
         return
+    groups = (num_queries + 2) // 3
+    share = (width // 16 + groups - 1) // groups * 16 if ahead != 0 else 0
     together = w // _PAGES
     for t in range(0, w, together):
         o = t * stride
