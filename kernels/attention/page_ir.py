@@ -12,8 +12,6 @@ from numba.extending import intrinsic
 from kernels.cpu.exponential_ir import fused
 from kernels.cpu.vector_ir import (
     LANES,
-    VECTOR,
-    folded_rows,
     place_of,
     prefetch_of,
     read_from,
@@ -22,11 +20,13 @@ from kernels.cpu.vector_ir import (
 
 PAGES = 8
 TOKENS = LANES // PAGES
-"""Tokens of one page that :func:`dot_pages` takes."""
+"""Tokens of one page that the ``score_pages`` take."""
 _PAIR = 2 * LANES
+_LINE = 16  # floats of a line of the caches
 
 _WORD = ir.IntType(64)
 _FLOATS = ir.VectorType(ir.FloatType(), LANES)
+_EIGHT = ir.VectorType(ir.FloatType(), PAGES)
 
 
 def _word(number):
@@ -34,75 +34,132 @@ def _word(number):
 
 
 @intrinsic
-def dot_page(typing_context, a, a_index, b, place, stride, depth, ahead, begin, end):
-    def generate(context, builder, signature, values):
-        array, index, rows, *words = _cast(context, builder, signature.args, values)
-        place, stride, *rest = words
-        places = [builder.add(place, builder.mul(stride, _word(token))) for token in range(LANES)]
-        return _dot(context, builder, array, index, rows, [places], *rest)
+def score_page(typing_context, query, q, keys, place, stride, width, scores, s, ahead, begin, end):
+    def generate(context, builder, signature, args):
+        words = _words(context, builder, signature, args, (1, 3, 4, 5, 7, 8, 9, 10))
+        q, place, stride, width, s, *bounds = words
+        rows = [builder.add(place, builder.mul(stride, _word(token))) for token in range(LANES)]
+        arrays = _arrays(signature, args, (0, 2, 6))
+        [found] = _dot(context, builder, 1, arrays, q, rows, width, bounds)
+        _store_scores(context, builder, arrays[2], s, [found], list(range(LANES)))
+        return context.get_dummy_value()
 
-    return VECTOR(a, a_index, b, place, stride, depth, ahead, begin, end), generate
-
-
-@intrinsic
-def dot_pages(typing_context, a, a_index, b, pages, offset, stride, depth, ahead, begin, end):
-    def generate(context, builder, signature, values):
-        kinds = [*signature.args[:3], *signature.args[4:]]
-        array, index, rows, *words = _cast(context, builder, kinds, [*values[:3], *values[4:]])
-        offset, stride, *rest = words
-        found = cgutils.create_struct_proxy(signature.args[3])(context, builder, value=values[3])
-        firsts = [
-            builder.add(builder.load(builder.gep(found.data, [_word(page)])), offset) for page in range(PAGES)
-        ]
-        places = [
-            [builder.add(first, builder.mul(stride, _word(token))) for first in firsts]
-            for token in range(TOKENS)
-        ]
-        return _dot(context, builder, array, index, rows, places, *rest)
-
-    return VECTOR(a, a_index, b, pages, offset, stride, depth, ahead, begin, end), generate
+    return types.none(query, q, keys, place, stride, width, scores, s, ahead, begin, end), generate
 
 
-def _cast(context, builder, kinds, values):
-    """Return an array with its type, its index, another array with its type, and the other values as
-    words."""
-    numbers = zip(kinds[3:], values[3:], strict=True)
-    words = [context.cast(builder, value, kind, types.intp) for kind, value in numbers]
-    index = context.cast(builder, values[1], kinds[1], types.intp)
-    return (kinds[0], values[0]), index, (kinds[2], values[2]), *words
+def _scores(num_queries):
+    """Return the operator for this many queries, which are a width apart and their scores a step."""
+
+    @intrinsic
+    def score_pages(
+        typing_context, queries, q, keys, pages, offset, stride, width, scores, s, ahead, begin, end
+    ):
+        def generate(context, builder, signature, args):
+            words = _words(context, builder, signature, args, (1, 4, 5, 6, 8, 9, 10, 11))
+            q, offset, stride, width, s, *bounds = words
+            found = cgutils.create_struct_proxy(signature.args[3])(context, builder, value=args[3])
+            pages = [builder.load(builder.gep(found.data, [_word(page)])) for page in range(PAGES)]
+            arrays = _arrays(signature, args, (0, 2, 7))
+            by_token = []
+            for token in range(TOKENS):
+                inside = builder.add(offset, builder.mul(stride, _word(token)))
+                rows = [builder.add(page, inside) for page in pages]
+                by_token.append(_dot(context, builder, num_queries, arrays, q, rows, width, bounds))
+            # Lane p * TOKENS + t is token t of page p.
+            order = [lane % TOKENS * PAGES + lane // TOKENS for lane in range(LANES)]
+            found = [[one for [one] in vectors] for vectors in zip(*by_token, strict=True)]
+            _store_scores(context, builder, arrays[2], s, found, order)
+            return context.get_dummy_value()
+
+        arguments = queries, q, keys, pages, offset, stride, width, scores, s, ahead, begin, end
+        return types.none(*arguments), generate
+
+    return score_pages
 
 
-def _dot(context, builder, array, index, rows, places, depth, ahead, begin, end):
-    """Emit one sum for each place, a list of places after the other.
+score_pages_1, score_pages_2, score_pages_3 = (_scores(number) for number in (1, 2, 3))
 
-    A prefetch goes with each product, since many at once wait for one another.
+
+def _words(context, builder, signature, args, which):
+    return [context.cast(builder, args[i], signature.args[i], types.intp) for i in which]
+
+
+def _arrays(signature, args, which):
+    return [(signature.args[i], args[i]) for i in which]
+
+
+def _pointer(context, builder, array, at, size):
+    return place_of(context, builder, (array[0], types.intp), (array[1], at), size)
+
+
+def _dot(context, builder, num_queries, arrays, q, rows, width, bounds):
+    """Emit the products of each query with all rows; return its sums, eight in a vector.
+
+    A sum is eight lanes wide whatever the processor has: Zen 4 computes 16 lanes in two halves, so products
+    take as long, and lanes are added in three rounds instead of four. Queries share what is read of a row as
+    far as there are registers. A prefetch goes with each line, since many at once wait for one another.
     """
+    if num_queries > 1 and LANES == PAGES:
+        found = []
+        for query in range(num_queries):
+            first = builder.add(q, builder.mul(width, _word(query)))
+            found += _dot(context, builder, 1, arrays, first, rows, width, bounds)
+        return found
+    queries, keys, _ = arrays
+    ahead, begin, end = bounds
+    firsts = [builder.add(q, builder.mul(width, _word(query))) for query in range(num_queries)]
+    zero = ir.Constant(_EIGHT, [0.0] * PAGES)
+    sums = [[cgutils.alloca_once_value(builder, zero) for _ in rows] for _ in firsts]
 
-    def pointer(of, at):
-        return place_of(context, builder, (of[0], types.intp), (of[1], at))
-
-    def products(d, together, sums, is_ahead):
-        x = read_from(builder, pointer(array, builder.add(index, d)))
-        for place, total in zip(together, sums, strict=True):
-            at = builder.add(place, d)
+    def add_eight(d, is_ahead):
+        places = [_pointer(context, builder, queries, builder.add(first, d), PAGES) for first in firsts]
+        x = [read_from(builder, place) for place in places]
+        for r, row in enumerate(rows):
+            at = builder.add(row, d)
             if is_ahead:
-                prefetch_of(builder, pointer(rows, builder.add(at, ahead)))
-            product = fused(builder, x, read_from(builder, pointer(rows, at)), builder.load(total))
-            builder.store(product, total)
+                prefetch_of(builder, _pointer(context, builder, keys, builder.add(at, ahead), PAGES))
+            key = read_from(builder, _pointer(context, builder, keys, at, PAGES))
+            for one, totals in zip(x, sums, strict=True):
+                builder.store(fused(builder, one, key, builder.load(totals[r])), totals[r])
 
-    found = []
-    for together in places:
-        sums = [cgutils.alloca_once_value(builder, ir.Constant(_FLOATS, [0.0] * LANES)) for _ in together]
-        with cgutils.for_range_slice(builder, _word(0), depth, _word(LANES), _WORD) as (d, _):
-            fetches = builder.and_(builder.icmp_signed("<=", begin, d), builder.icmp_signed("<", d, end))
-            with builder.if_else(fetches) as (then, otherwise):
-                with then:
-                    products(d, together, sums, True)
-                with otherwise:
-                    products(d, together, sums, False)
-        found.append([builder.load(total) for total in sums])
-    # Lane p * TOKENS + t is token t of page p.
-    return folded_rows(builder, [sums[p] for p in range(len(found[0])) for sums in found])
+    with cgutils.for_range_slice(builder, _word(0), width, _word(_LINE), _WORD) as (d, _):
+        fetches = builder.and_(builder.icmp_signed("<=", begin, d), builder.icmp_signed("<", d, end))
+        with builder.if_else(fetches) as (then, otherwise):
+            for branch, is_ahead in ((then, True), (otherwise, False)):
+                with branch:
+                    add_eight(d, is_ahead)
+                    add_eight(builder.add(d, _word(PAGES)), False)
+    return [
+        [
+            _folded_eight(builder, [builder.load(total) for total in totals[r : r + PAGES]])
+            for r in range(0, len(rows), PAGES)
+        ]
+        for totals in sums
+    ]
+
+
+def _folded_eight(builder, rows):
+    """Return the sum of each of eight vectors of eight lanes; neighbours are added first."""
+    # Within each half of four lanes: two of the first vector, then two of the second.
+    even = [0, 2, 8, 10, 4, 6, 12, 14]
+    odd = [lane + 1 for lane in even]
+    for _ in range(2):
+        rows = [_joined(builder, a, b, even, odd) for a, b in zip(rows[::2], rows[1::2], strict=True)]
+    low = [0, 1, 2, 3, 8, 9, 10, 11]
+    return _joined(builder, *rows, low, [lane + 4 for lane in low])
+
+
+def _joined(builder, a, b, these, those):
+    first, second = (builder.shuffle_vector(a, b, _lanes(which)) for which in (these, those))
+    return builder.fadd(first, second)
+
+
+def _store_scores(context, builder, scores, s, found, order):
+    """Store a vector of scores for each query: its sums, eight in a vector, in an order."""
+    for query, vectors in enumerate(found):
+        row = vectors[0] if len(vectors) == 1 else builder.shuffle_vector(*vectors, _lanes(order))
+        at = builder.add(s, _word(query * PAGES * LANES))
+        builder.store(row, _pointer(context, builder, scores, at, LANES)).align = 4
 
 
 @intrinsic
@@ -211,4 +268,4 @@ def _add(context, builder, num_queries, arrays, pages, ahead, words, bound):
 
 
 def _lanes(numbers):
-    return ir.Constant(ir.VectorType(ir.IntType(32), LANES), numbers)
+    return ir.Constant(ir.VectorType(ir.IntType(32), len(numbers)), numbers)

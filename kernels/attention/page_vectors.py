@@ -4,13 +4,16 @@ A page is the keys or values of `lanes()` adjacent tokens of a block. A step of 
 
 | operator | meaning |
 |---|---|
-| `dot_page(a, index, b, place, stride, depth, ahead, begin, end)` | lane t: a . token t of the page |
-| `dot_pages(a, index, b, places, offset, stride, depth, ahead, begin, end)` | 1/8 of each page |
-| `order_pages(scores, index)` | put the results of `dot_pages` in the order of `dot_page`'s |
+| `score_page(queries, q, keys, place, stride, width, scores, s, ahead, begin, end)` | a page, one query |
+| `score_pages_2(queries, q, keys, places, offset, stride, width, scores, s, ...)` | 1/8 of each page |
+| `order_pages(scores, index)` | put the results of `score_pages` in the order of `score_page`'s |
 | `add_pages_2(weights, p, values, places, stride, acc, a, width, ahead, bounds)` | acc += weights . values |
 
-`dot_pages` takes lanes() / 8 tokens of each page, the first of them at `offset`. The depth is a multiple of
-lanes(). Meanwhile both products prefetch what is `ahead` elements after columns `begin : end` of each token.
+`score_page` stores lanes() scores: lane t is the query's product with token t. `score_pages_2` takes
+lanes() / 8 tokens of each page, the first of them at `offset`. It is for two queries, `score_pages_1` and
+`score_pages_3` are for one and three. A query is a width after the one before it, its scores a step after.
+The width is a multiple of 16. All of them add up in the same order. Meanwhile they prefetch what is `ahead`
+elements after columns `begin : end` of each token.
 
 `add_pages_2` is for two queries, `add_pages_1` and `add_pages_3` are for one and three. A query's weights are
 a step after those of the query before it, its sums a width after. The bounds are `first, last, count, begin,
@@ -45,8 +48,10 @@ class PageOperator(CpuIntrinsic):
         return zlib.crc32(Path(__file__).with_name("page_ir.py").read_bytes(), vector.load._digest)
 
 
-dot_page = PageOperator("dot_page")
-dot_pages = PageOperator("dot_pages")
+score_page = PageOperator("score_page")
+score_pages_1 = PageOperator("score_pages_1")
+score_pages_2 = PageOperator("score_pages_2")
+score_pages_3 = PageOperator("score_pages_3")
 order_pages = PageOperator("order_pages")
 add_pages_1 = PageOperator("add_pages_1")
 add_pages_2 = PageOperator("add_pages_2")

@@ -4,7 +4,7 @@ The unit of work is a row's positions for one KV head, with all query heads that
 goes through the row's blocks in place, eight pages (of lanes() adjacent tokens) at a time, with an online
 softmax:
 
-    scores  s = q . k, one vector of tokens at a time: each lane sums its token's dims
+    scores  s = q . k, eight tokens by up to three queries in registers: sums are eight lanes wide, then added
     softmax m' = max(m, max s), p = exp(s - m'), l' = l exp(m - m') + sum p
     values  acc' = acc exp(m - m') + p V, three queries by four vectors of acc in registers    out = acc / l
 
@@ -31,9 +31,11 @@ from kernels.attention.page_vectors import (
     add_pages_1,
     add_pages_2,
     add_pages_3,
-    dot_page,
-    dot_pages,
     order_pages,
+    score_page,
+    score_pages_1,
+    score_pages_2,
+    score_pages_3,
 )
 from kernels.cpu.jit import as_array, as_flat_array, cpu_jit
 from kernels.cpu.vector import (
@@ -68,22 +70,28 @@ def _score(queries, width, num_queries, keys, places, stride, count, scores, ahe
     """
     w = lanes()
     step = _PAGES * w
-    share = (width // w + num_queries - 1) // num_queries * w if ahead != 0 else 0  # columns beside a query
     if count < step:
+        share = (width // 16 + num_queries - 1) // num_queries * 16 if ahead != 0 else 0  # columns of a query
         for t in range(0, count, w):
+            place = places[t // w]
             for i in range(num_queries):
-                row = dot_page(
-                    queries, i * width, keys, places[t // w], stride, width, ahead, i * share, (i + 1) * share
-                )
-                store(scores, i * step + t, row)
+                begin, q, s = i * share, i * width, i * step + t
+                score_page(queries, q, keys, place, stride, width, scores, s, ahead, begin, begin + share)
         return
+    groups = (num_queries + 2) // 3
+    share = (width // 16 + groups - 1) // groups * 16 if ahead != 0 else 0
     together = w // _PAGES
     for t in range(0, w, together):
-        for i in range(num_queries):
-            row = dot_pages(
-                queries, i * width, keys, places, t * stride, stride, width, ahead, i * share, (i + 1) * share
-            )
-            store(scores, i * step + t // together * w, row)
+        o = t * stride
+        for i in range(0, num_queries, 3):
+            n, q, s = num_queries - i, i * width, i * step + t // together * w
+            begin, end = i // 3 * share, (i // 3 + 1) * share
+            if n >= 3:
+                score_pages_3(queries, q, keys, places, o, stride, width, scores, s, ahead, begin, end)
+            elif n == 2:
+                score_pages_2(queries, q, keys, places, o, stride, width, scores, s, ahead, begin, end)
+            else:
+                score_pages_1(queries, q, keys, places, o, stride, width, scores, s, ahead, begin, end)
     for i in range(num_queries):
         order_pages(scores, i * step)
 

@@ -1,8 +1,15 @@
 import numpy as np
+import pytest
 
-from kernels.attention.page_vectors import dot_page, dot_pages, order_pages
+from kernels.attention.page_vectors import (
+    order_pages,
+    score_page,
+    score_pages_1,
+    score_pages_2,
+    score_pages_3,
+)
 from kernels.cpu.jit import cpu_jit
-from kernels.cpu.vector import lanes, store
+from kernels.cpu.vector import lanes
 
 PAGES = 8
 
@@ -13,35 +20,46 @@ def _lanes(out):
 
 
 @cpu_jit
-def _page_by_page(a, b, places, stride, depth, scores):
+def _page_by_page(queries, num_queries, keys, places, stride, width, scores):
     w = lanes()
     for page in range(places.shape[0]):
-        store(scores, page * w, dot_page(a, 1, b, places[page], stride, depth, 64, w, 2 * w))
+        for i in range(num_queries):
+            q, s = 1 + i * width, (i * PAGES + page) * w
+            score_page(queries, q, keys, places[page], stride, width, scores, s, 64, 16, 32)
 
 
 @cpu_jit
-def _all_pages(a, b, places, stride, depth, scores):
+def _all_pages(queries, num_queries, keys, places, stride, width, scores):
     w = lanes()
-    together = w // places.shape[0]
+    together = w // PAGES
     for t in range(0, w, together):
-        row = dot_pages(a, 1, b, places, t * stride, stride, depth, 64, 0, depth)
-        store(scores, t // together * w, row)
-    order_pages(scores, 0)
+        o, s = t * stride, t // together * w
+        if num_queries == 1:
+            score_pages_1(queries, 1, keys, places, o, stride, width, scores, s, 64, 0, width)
+        elif num_queries == 2:
+            score_pages_2(queries, 1, keys, places, o, stride, width, scores, s, 64, 0, width)
+        else:
+            score_pages_3(queries, 1, keys, places, o, stride, width, scores, s, 64, 0, width)
+    for i in range(num_queries):
+        order_pages(scores, i * PAGES * w)
 
 
-def test_scores_have_the_same_bits_page_by_page_and_of_all_pages_together():
+@pytest.mark.parametrize("num_queries", [1, 2, 3])
+def test_scores_have_the_same_bits_page_by_page_and_of_all_pages_together(num_queries):
     found = np.zeros(1, np.int64)
     _lanes(found)
     w = int(found[0])
-    depth, stride = 3 * w, 3 * w + 5
+    width, stride = 48, 53
     random = np.random.default_rng(7)
-    a, b = (random.standard_normal(size).astype(np.float32) for size in (1 + depth, 2 + PAGES * w * stride))
+    sizes = 1 + num_queries * width, 2 + PAGES * w * stride
+    queries, keys = (random.standard_normal(size).astype(np.float32) for size in sizes)
     places = 2 + random.permutation(PAGES).astype(np.int64) * w * stride
-    scores = np.zeros((2, PAGES * w), np.float32)
-    _page_by_page(a, b, places, stride, depth, scores[0])
-    _all_pages(a, b, places, stride, depth, scores[1])
-    rows = np.stack([b[place : place + w * stride].reshape(w, stride) for place in places])[:, :, :depth]
-    np.testing.assert_allclose(scores[0], (rows @ a[1:]).ravel(), rtol=1e-4, atol=1e-5)
+    scores = np.zeros((2, num_queries, PAGES * w), np.float32)
+    _page_by_page(queries, num_queries, keys, places, stride, width, scores[0].reshape(-1))
+    _all_pages(queries, num_queries, keys, places, stride, width, scores[1].reshape(-1))
+    rows = np.stack([keys[place : place + w * stride].reshape(w, stride) for place in places])[:, :, :width]
+    expected = queries[1:].reshape(num_queries, width) @ rows.reshape(-1, width).T
+    np.testing.assert_allclose(scores[0], expected, rtol=1e-4, atol=1e-5)
     np.testing.assert_array_equal(scores[1], scores[0])
 
 
@@ -49,7 +67,7 @@ def test_a_tokens_score_is_the_same_in_every_lane():
     found = np.zeros(1, np.int64)
     _lanes(found)
     w = int(found[0])
-    a, token = (np.random.default_rng(7).standard_normal(size).astype(np.float32) for size in (1 + w, w))
+    query, token = (np.random.default_rng(7).standard_normal(size).astype(np.float32) for size in (33, 32))
     scores = np.zeros(w, np.float32)
-    _page_by_page(a, np.tile(token, w), np.zeros(1, np.int64), w, w, scores)
+    _page_by_page(query, 1, np.tile(token, w), np.zeros(1, np.int64), 32, 32, scores)
     assert (scores == scores[0]).all()
