@@ -95,7 +95,7 @@ def _pointer(context, builder, array, at, size):
 def _dot(context, builder, num_queries, arrays, q, rows, width, bounds):
     """Emit the products of each query with all rows; return its sums, eight in a vector.
 
-    A sum is eight lanes wide whatever the processor has: Zen 4 computes 16 lanes in two halves, so that products
+    A sum is eight lanes wide whatever the processor has: Zen 4 computes 16 lanes in two halves, so products
     take as long, and lanes are added in three rounds instead of four. Queries share what is read of a row as
     far as there are registers. A prefetch goes with each line, since many at once wait for one another.
     """
