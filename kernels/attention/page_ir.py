@@ -146,7 +146,8 @@ def _folded_eight(builder, rows):
     for _ in range(2):
         rows = [_joined(builder, a, b, even, odd) for a, b in zip(rows[::2], rows[1::2], strict=True)]
     low = [0, 1, 2, 3, 8, 9, 10, 11]
-    return _joined(builder, *rows, low, [lane + 4 for lane in low])
+    first, second = rows
+    return _joined(builder, first, second, low, [lane + 4 for lane in low])
 
 
 def _joined(builder, a, b, these, those):

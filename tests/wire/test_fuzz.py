@@ -14,7 +14,17 @@ from hypothesis import strategies as st
 from wire import codec, gathered, rpc
 from wire.codec import PROTOCOL_VERSION, decode, encode
 from wire.errors import InvalidRequestError, WireError
-from wire.messages import generation, handoff, layout, neighbours, prefixes, ranks, sampling_params, sessions
+from wire.messages import (
+    generation,
+    handoff,
+    layout,
+    neighbours,
+    prefixes,
+    purge,
+    ranks,
+    sampling_params,
+    sessions,
+)
 from wire.messages import group as lockstep
 
 MODULES = (
@@ -26,6 +36,7 @@ MODULES = (
         lockstep,
         neighbours,
         prefixes,
+        purge,
         ranks,
         sampling_params,
         sessions,
