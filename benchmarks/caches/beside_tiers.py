@@ -226,7 +226,7 @@ def beside_writes(model: Path, directory: Path, seed: int) -> dict[str, Any]:
         files=FileCache(directory, 1 << 30),
     )
     assert side.store is not None
-    memory = side.engine._store._pages.memory
+    memory = side.engine.host_pages.memory
     memory[:] = seed
     for _ in range(STEPS_EACH):
         side.step()

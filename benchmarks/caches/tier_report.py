@@ -48,7 +48,7 @@ def _of_model(about: Mapping[str, Any]) -> Iterator[str]:
         title = ", ".join(filter(None, (visit["title"], way)))
         lines.append([f"TTFT ms, {title}", *cells(visit, "ttft_ms", 1)])
     turns = [str(first["turns"][number]["turn"]) for number in shown]
-    yield f"{about['title'].capitalize()}, turn by turn:"
+    yield f"{about['title'][0].upper() + about['title'][1:]}, turn by turn:"
     yield markdown(["turn", *turns], lines)
 
 
