@@ -168,6 +168,8 @@ def limits_table(report: Report) -> str:
     lines = []
     for limit in report.get("limits", ()):
         place = limit["model"], limit["load"], limit["at"]
+        if place not in rows:  # a run of some loads alone
+            continue
         most = limit["output_tokens_per_s"]
         found = [rows.get(place, {}).get(name, {}).get("output_tokens_per_s") for name in titles]
         shares = ["–" if one is None else f"{one['median'] / most:.0%}" for one in found]
