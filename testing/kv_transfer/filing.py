@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import queue
 import random
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,13 +26,13 @@ from engine.request import Request
 from kv_transfer.files.file_store import FileStore
 from kv_transfer.ranks.files_of_ranks import FilesOfRanks, server_files
 from kv_transfer.ranks.rank_files import rank_files
+from testing.kv_transfer.stepped_server import DEADLINE_S, Fatal, SteppedServer
 from wire.codec import message
 from wire.messages.purge import PurgePrefixes
 from wire.messages.ranks import RankFileNews
 from wire.messages.sampling_params import SamplingParams
 
 BLOCK = 8
-DEADLINE_S = 60.0
 NUM_TOKENS = 6
 FEW = {
     "max_num_seqs": 2,
@@ -45,7 +44,7 @@ FEW = {
 """Settings of a device that has room for few starts."""
 
 
-class Filing:
+class Filing(SteppedServer):
     """The engine, its files, and what has happened to both."""
 
     def __init__(self, model_dir: Path, files: FileCache | None, **settings: Any) -> None:
@@ -57,7 +56,7 @@ class Filing:
         config = EngineConfig(model_dir, "both", device="cpu", file_cache=files, **settings)
         least = config.demand(read_config(model_dir), TensorParallel(0, config.tensor_parallel)).min_bytes
         config = replace(config, **{"cache_memory_bytes": least, **settings})
-        self.fatal: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
+        fatal: Fatal = queue.SimpleQueue()
         self.ranks: RankProcesses | None = None
         tp = ALONE
         if config.tensor_parallel > 1:
@@ -66,14 +65,13 @@ class Filing:
                 work_and_describe,
                 files=rank_files,
                 reports=(RankFileNews, HostContents),
-                on_fatal=self.fatal.put,
+                on_fatal=fatal.put,
             )
             tp = self.ranks.join().tp
-        self.files = server_files(files, "test", self.fatal.put, self.ranks)
-        self.own = Engine(config, tp, files=self.files)
-        self.engine: Any = self.own if self.ranks is None else LeadEngine(self.own, self.ranks.tell)
-        self._news = threading.Event()
-        self.files.start(self._news.set)
+        own_files = server_files(files, "test", fatal.put, self.ranks)
+        engine = Engine(config, tp, files=own_files)
+        lead = engine if self.ranks is None else LeadEngine(engine, self.ranks.tell)
+        super().__init__(lead, own_files, fatal)
 
     @property
     def store(self) -> FileStore:
@@ -84,15 +82,6 @@ class Filing:
     def figures(self) -> Any:
         return self.engine.measures.file_cache
 
-    def step(self) -> list[Any]:
-        """Computes a step. If there was nothing to do, waits for news of the files first."""
-        self._news.clear()
-        result = self.engine.step()
-        if result.did_nothing:
-            self._news.wait(0.05 if result.wait_s is None else min(0.05, result.wait_s))
-        assert self.fatal.empty(), self.fatal.get()
-        return list(result.outputs)
-
     def run(
         self, prompts: Sequence[Sequence[int]], at_once: int = 2, cache_salt: str = "", session: str = ""
     ) -> list[Request]:
@@ -102,26 +91,8 @@ class Filing:
             Request(str(i), list(one), params, cache_salt=cache_salt, session=session)
             for i, one in enumerate(prompts)
         ]
-        waiting, active = list(reversed(requests)), 0
-        until = time.monotonic() + DEADLINE_S
-        while waiting or active:
-            while waiting and active < at_once:
-                self.engine.add(waiting.pop())
-                active += 1
-            for output in self.step():
-                assert output.error is None, output.error
-                active -= output.finish_reason is not None
-            assert time.monotonic() < until, "the requests have not ended"
+        self.serve(requests, at_once)
         return requests
-
-    def settle(self) -> None:
-        """Lets all that is in host memory be written."""
-        until = time.monotonic() + DEADLINE_S
-        while True:
-            self.step()
-            if not self.own.file_choices.has_work:
-                return
-            assert time.monotonic() < until, "the files have not settled"
 
     def purge(self, wanted: PurgePrefixes) -> tuple[int, PurgedFiles]:
         """Deletes cached prompts as a server does. Returns how many starts went from memory, and what went

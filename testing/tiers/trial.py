@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +12,6 @@ from typing import Any
 
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.files.start_files import StartFiles
 from engine.parallel.tensor_parallel import ALONE
 from engine.ranks.lead import LeadEngine
 from engine.ranks.process import work
@@ -22,14 +20,13 @@ from engine.request import Request
 from kv_transfer.ranks.files_of_ranks import server_files
 from kv_transfer.ranks.rank_files import rank_files
 from testing.engines.leading import own
+from testing.kv_transfer.stepped_server import Fatal, SteppedServer
 from testing.lives.file_side import reservations, writing
 from testing.tiers.cell import FEW, Cell
 from wire.messages.ranks import RankFileNews
 from wire.messages.sampling_params import SamplingParams
 
-Fatal = queue.SimpleQueue[BaseException]
 NUM_TOKENS = 6
-DEADLINE_S = 120.0
 
 
 @dataclass
@@ -54,48 +51,15 @@ class Outcome:
         return asdict(self)
 
 
-class Server:
-    """An engine of one or more ranks and its files, stepped as a server's thread would."""
-
-    def __init__(self, engine: Engine | LeadEngine, files: StartFiles, fatal: Fatal) -> None:
-        self.engine = engine
-        self._fatal = fatal
-        self._news = threading.Event()
-        files.start(self._news.set)
-
-    def step(self) -> list[Any]:
-        self._news.clear()
-        result = self.engine.step()
-        if result.did_nothing:
-            self._news.wait(0.05 if result.wait_s is None else min(0.05, result.wait_s))
-        assert self._fatal.empty(), self._fatal.get()
-        return list(result.outputs)
+class Server(SteppedServer):
+    """An engine of one or more ranks and its files."""
 
     def run(self, prompts: Sequence[Sequence[int]], at_once: int) -> list[Request]:
         """Returns the requests in order, with their answers."""
         params = SamplingParams(max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True)
         requests = [Request(str(i), list(one), params) for i, one in enumerate(prompts)]
-        waiting, active = list(reversed(requests)), 0
-        until = time.monotonic() + DEADLINE_S
-        while waiting or active:
-            while waiting and active < at_once:
-                self.engine.add(waiting.pop())
-                active += 1
-                until = time.monotonic() + DEADLINE_S
-            for output in self.step():
-                assert output.error is None, output.error
-                active -= output.finish_reason is not None
-            assert time.monotonic() < until, "the requests have not ended"
+        self.serve(requests, at_once)
         return requests
-
-    def settle(self) -> None:
-        """Lets all that is in host memory be written."""
-        until = time.monotonic() + DEADLINE_S
-        while True:
-            self.step()
-            if not own(self.engine).file_choices.has_work:
-                return
-            assert time.monotonic() < until, "the files have not settled"
 
 
 @contextmanager
