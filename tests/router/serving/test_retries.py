@@ -201,8 +201,8 @@ async def test_attempts_are_bounded_and_the_last_error_is_told(make_stack):
 async def test_the_last_attempt_is_prefilled_where_it_is_decoded_if_that_is_allowed(make_stack):
     stack = await make_stack(ready=False)
     decode = stack.decode[0]
+    await decode.stop()  # before the change: else the server that stops could still tell it
     decode.info = dataclasses.replace(decode.info, local_prefill=True, incarnation="another life")
-    await decode.stop()
     await decode.start()
     await until(lambda: any(one.info and one.info.local_prefill for one in stack.services.pool._decode))
 
