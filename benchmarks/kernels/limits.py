@@ -4,7 +4,7 @@
 |---|---|---|
 | copy | buffers as large as all sets of operands together | as many bytes in a call as the op's, in a graph |
 | read | a sum over them, unless a copy is faster | a copy |
-| GEMM | float32, the faster of torch's and the engine's | bfloat16, 8,192 rows and columns |
+| arithmetic | float32 GEMM, the faster of torch's and the engine's | bfloat16 GEMM, 8,192 rows and columns |
 
 A copy's bytes are those read plus those written; they come from a cache if the operands would. A read is the
 limit of ops that write almost nothing. Sizes are rounded up to a power of two, so that only few are measured.
@@ -31,6 +31,8 @@ LEAST_BYTES = 1 << 15
 READS_ALONE = 0.9
 """If at least this share of an op's bytes is read, a read is its limit."""
 GEMM_SIZES = (512, 1024)
+FLOPS_OF_INSTRUCTION = 2
+"""A GEMM's rate counts two for a multiply-add, which is one instruction."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class Limit:
     """The least seconds of a call, and the reason."""
 
     kind: str
-    """``copy``, ``read`` or ``GEMM``"""
+    """``copy``, ``read`` or ``arithmetic``"""
     rate: float
     """Bytes/s or FLOP/s"""
     seconds: float
@@ -56,9 +58,10 @@ class Limits:
         kind = "read" if reads and self._rates.measures_reads else "copy"
         memory = self._rates.bytes_per_s(kind, _rounded(work.moved), sets)
         candidates = [Limit(kind, memory, work.moved / memory)]
-        if work.flops:
+        flops = work.flops + (FLOPS_OF_INSTRUCTION * work.operations if self._rates.counts_operations else 0)
+        if flops:
             gemm = self._rates.flops_per_s()
-            candidates.append(Limit("GEMM", gemm, work.flops / gemm))
+            candidates.append(Limit("arithmetic", gemm, flops / gemm))
         return max(candidates, key=lambda limit: limit.seconds)
 
     def measured(self) -> dict[str, float]:
@@ -72,6 +75,7 @@ class CpuRates:
 
     known: dict[str, float] = field(default_factory=dict)
     measures_reads: bool = True
+    counts_operations: bool = True
 
     def bytes_per_s(self, kind: str, bytes_moved: int, sets: int) -> float:
         size = max(LEAST_BYTES, min(MAX_ROTATED_BYTES, _rounded(bytes_moved * sets)))
@@ -95,6 +99,7 @@ class GpuRates:
 
     known: dict[str, float] = field(default_factory=dict)
     measures_reads: bool = False
+    counts_operations: bool = False
 
     def __post_init__(self) -> None:
         self.known["memory"] = measured_bytes_per_s(torch.device("cuda"))

@@ -28,6 +28,8 @@ class Row:
     written: int
     """Bytes"""
     flops: int
+    operations: int
+    """As in :class:`Work`."""
     sets: int
     limit: Limit
     seconds: dict[str, float]
@@ -75,6 +77,7 @@ class Bench:
             case.work.read,
             case.work.written,
             case.work.flops,
+            case.work.operations,
             sets,
             limit,
             seconds,

@@ -81,12 +81,13 @@ def _lines(rows: Iterable[dict[str, Any]], cells: Any) -> Iterator[str]:
 def _measured_cells(row: dict[str, Any]) -> list[str]:
     limit, seconds = row["limit"], row["seconds"]["ours"]
     moved = row["read"] + row["written"]
-    is_gemm = limit["kind"] == "GEMM"
-    unit = "FLOP/s" if is_gemm else "B/s"
+    is_arithmetic = limit["kind"] == "arithmetic"
+    unit = "FLOP/s" if is_arithmetic else "B/s"
+    counted = limit["seconds"] * limit["rate"]  # FLOP, with those of functions on a CPU; or bytes
     return [
-        _must_do(0, row["flops"]) if is_gemm else _must_do(moved, 0),
+        _must_do(0, counted) if is_arithmetic else _must_do(moved, 0),
         _microseconds(seconds) + (" (launched)" if "ours" in row["launched"] else ""),
-        _rate((row["flops"] if is_gemm else moved) / seconds, unit),
+        _rate(counted / seconds, unit),
         f"{limit['kind']} {_rate(limit['rate'], unit)}",
         f"{limit['seconds'] / seconds:.2g}",
         ", ".join(_peer_cells(row)) or "–",
@@ -106,7 +107,7 @@ def _peer_cells(row: dict[str, Any]) -> Iterator[str]:
         yield f"{name} {why.partition(':')[0]}"
 
 
-def _must_do(moved: int, flops: int) -> str:
+def _must_do(moved: int, flops: float) -> str:
     parts = [_size(moved, "B")] if moved else []
     return ", ".join(parts + ([_size(flops, "FLOP")] if flops else []))
 

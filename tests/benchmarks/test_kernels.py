@@ -50,25 +50,45 @@ from benchmarks.kernels.report import NOT_RUN, section
             work.gated_delta_chunk(10, 2, 8, 4, 6, 2),
             Work(read=1280 + 32, written=768 + 480, flops=13440),
         ),
+        # Functions of elements: silu is 15 instructions, a score or a logit that is drawn from 13, greedy 3.
         # Two rows of 5 channels, 4 taps: 3 states, an input, an output each; weight and bias are 25 elements.
-        (work.causal_conv1d_update(2, 1, 5, 4, 2), Work(read=2 * (30 + 10 + 25), written=2 * 40, flops=80)),
-        (work.causal_conv1d_update(2, 2, 5, 4, 2), Work(read=2 * (30 + 20 + 25), written=2 * 80, flops=160)),
+        (
+            work.causal_conv1d_update(2, 1, 5, 4, 2),
+            Work(read=2 * (30 + 10 + 25), written=2 * 40, flops=80, operations=150),
+        ),
+        (
+            work.causal_conv1d_update(2, 2, 5, 4, 2),
+            Work(read=2 * (30 + 20 + 25), written=2 * 80, flops=160, operations=300),
+        ),
         # Six tokens of the same.
-        (work.causal_conv1d(6, 5, 4, 2), Work(read=2 * (30 + 25), written=2 * (30 + 15), flops=240)),
+        (
+            work.causal_conv1d(6, 5, 4, 2),
+            Work(read=2 * (30 + 25), written=2 * (30 + 15), flops=240, operations=450),
+        ),
         # Two rows, 3 queries each, length 7: 5 + 6 + 7 pairs a row and head; 4 heads of 8, 2 of K and V.
-        (work.paged_attention(2, 3, 7, 4, 2, 8, 2), Work(read=384 + 896, written=384, flops=4 * 36 * 32)),
+        (
+            work.paged_attention(2, 3, 7, 4, 2, 8, 2),
+            Work(read=384 + 896, written=384, flops=4 * 36 * 32, operations=13 * 36 * 4),
+        ),
         # A prompt of 4: 1 + 2 + 3 + 4 pairs.
-        (work.paged_attention(1, 4, 4, 1, 1, 8, 4), Work(read=128 + 256, written=128, flops=4 * 10 * 8)),
+        (
+            work.paged_attention(1, 4, 4, 1, 1, 8, 4),
+            Work(read=128 + 256, written=128, flops=4 * 10 * 8, operations=130),
+        ),
         (work.store_kv(3, 2, 8, 2), Work(read=192 + 24, written=192)),
         (work.rms_norm(3, 10, 4), Work(read=160, written=120, flops=120)),
         (work.add_rms_norm(3, 10, 4), Work(read=280, written=240, flops=150)),
-        (work.gated_rms_norm(3, 10, 4), Work(read=280, written=120, flops=240)),
+        (work.gated_rms_norm(3, 10, 4), Work(read=280, written=120, flops=150, operations=450)),
         (work.linear(3, 10, 20, 2), Work(read=2 * 230, written=2 * 60, flops=1200)),
-        (work.quantized_linear(3, 10, 200, 2), Work(read=60 + 2000 + 8, written=1200, flops=12000)),
+        (
+            work.quantized_linear(3, 10, 200, 2),
+            Work(read=60 + 2000 + 8, written=1200, flops=12000, operations=6000),
+        ),
         # One token, two experts of [5, 10] and back; three tokens touch all of 4.
         (work.experts(1, 4, 2, 10, 5, 2), Work(read=2 * (200 + 10) + 8, written=20, flops=400)),
         (work.experts(3, 4, 2, 10, 5, 2), Work(read=2 * (400 + 30) + 24, written=60, flops=1200)),
-        (work.sampling(2, 3, 100), Work(read=2400, written=48)),
+        (work.sampling(2, 3, 100, greedy=True), Work(read=2400, written=48, operations=1800)),
+        (work.sampling(2, 3, 100, greedy=False), Work(read=2400, written=48, operations=7800)),
         # A row, two positions, one stop id: row and forced; slots, tokens, samples and flags of two; four
         # numbers, active, stop id. Then tokens, three numbers, active, accepted, five results.
         (work.accept_drafts(1, 2, 1), Work(read=16 + 42 + 16 + 1 + 8, written=16 + 12 + 1 + 4 + 40)),
@@ -138,6 +158,7 @@ class Rates:
     """A machine that copies 10 bytes/s, reads 20 and computes 100 FLOP/s."""
 
     measures_reads = True
+    counts_operations = True
 
     def bytes_per_s(self, kind, bytes_moved, sets):
         return {"copy": 10.0, "read": 20.0}[kind]
@@ -152,12 +173,19 @@ class Rates:
         (Work(50, 50), "copy", 10.0),
         (Work(95, 5), "read", 5.0),
         (Work(50, 50, flops=900), "copy", 10.0),
-        (Work(50, 50, flops=1100), "GEMM", 11.0),
+        (Work(50, 50, flops=1100), "arithmetic", 11.0),
+        (Work(50, 50, flops=1100, operations=100), "arithmetic", 13.0),
     ],
 )
 def test_the_limit_is_what_takes_longest(of, kind, seconds):
     limit = Limits(Rates()).of(of, sets=1)
     assert (limit.kind, limit.seconds) == (kind, seconds)
+
+
+def test_functions_of_elements_cost_nothing_beside_a_gpu_s_products():
+    rates = Rates()
+    rates.counts_operations = False
+    assert Limits(rates).of(Work(50, 50, flops=1100, operations=100), sets=1).seconds == 11.0
 
 
 def test_contenders_take_turns_and_the_median_counts():
@@ -191,6 +219,7 @@ def report(**row):
         "read": 300_000,
         "written": 100_000,
         "flops": 0,
+        "operations": 0,
         "sets": 4,
         "limit": {"kind": "copy", "rate": 4e11, "seconds": 1e-6},
         "seconds": {"ours": 2e-6, "F.rms_norm": 3e-6},

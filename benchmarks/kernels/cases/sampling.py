@@ -65,7 +65,7 @@ def sample(model: Model, kind: str, rows: int, positions: int) -> Case:
     return Case(
         f"sample, {kind}",
         case_name(model, rows=rows, positions=positions),
-        work.sampling(rows, positions, model.config.vocab_size),
+        work.sampling(rows, positions, model.config.vocab_size, greedy=kind == "greedy"),
         model.weight_bytes,
         operands,
         ours,

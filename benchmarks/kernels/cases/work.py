@@ -1,8 +1,21 @@
 """The least work of an op, however it is written: bytes read once, bytes written once, floating-point
-operations.
+operations, and what vectors need for functions of single elements.
 
 Every function takes sizes in elements and the bytes of one element. Integers that locate rows (slots,
-lengths) are a few bytes per row and left out, except if they are all there is.
+lengths) are a few bytes per row and left out, except if they are all there is. So are functions of what a
+row has once per head.
+
+A function of an element is counted in vector instructions of float32, without what guards its range:
+
+| function | instructions |
+|---|---|
+| exponential | 10: n = round(x / ln 2) two, r = x - n ln 2 two, polynomial of degree 5 five, times 2^n one |
+| reciprocal | 3: an estimate, and one step of Newton's method |
+| silu | exponential, an addition, reciprocal, a product |
+| a score's weight in softmax | exponential, a maximum, a difference, a sum |
+| a logit of a draw | as in softmax; one random number for a row would do |
+| a logit of the greedy choice | 3: a comparison, the index, a test for NaN and infinity |
+| a byte of FP8 to float32 | 3: widen, shift, a product that corrects the exponent |
 """
 
 from __future__ import annotations
@@ -10,6 +23,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 FLOAT32 = 4
+EXPONENTIAL = 10
+RECIPROCAL = 3
+SILU = EXPONENTIAL + 1 + RECIPROCAL + 1
+WEIGHT_OF_SCORE = EXPONENTIAL + 3
+GREEDY_CHOICE = 3
+FROM_FP8 = 3
 
 
 @dataclass(frozen=True)
@@ -22,6 +41,9 @@ class Work:
     """Bytes"""
     flops: int = 0
     """A multiply-add counts as two."""
+    operations: int = 0
+    """Instructions for functions of elements, times the elements. On a CPU each takes as long as a
+    multiply-add. A GPU has other units for them than for products."""
 
     @property
     def moved(self) -> int:
@@ -101,6 +123,7 @@ def causal_conv1d_update(rows: int, positions: int, channels: int, width: int, e
         read=(state + tokens + channels * (width + 1)) * element,
         written=(positions * state + tokens) * element,
         flops=2 * tokens * width,
+        operations=SILU * tokens,
     )
 
 
@@ -110,6 +133,7 @@ def causal_conv1d(tokens: int, channels: int, width: int, element: int) -> Work:
         read=(tokens + width + 1) * channels * element,
         written=(tokens + width - 1) * channels * element,
         flops=2 * tokens * channels * width,
+        operations=SILU * tokens * channels,
     )
 
 
@@ -121,7 +145,12 @@ def paged_attention(
     pairs = rows * (queries * seq_len - queries * (queries - 1) // 2)
     out = rows * queries * heads * head_dim * element
     kv = 2 * rows * seq_len * kv_heads * head_dim * element
-    return Work(read=out + kv, written=out, flops=4 * pairs * heads * head_dim)
+    return Work(
+        read=out + kv,
+        written=out,
+        flops=4 * pairs * heads * head_dim,
+        operations=WEIGHT_OF_SCORE * pairs * heads,
+    )
 
 
 def store_kv(tokens: int, kv_heads: int, head_dim: int, element: int) -> Work:
@@ -140,7 +169,12 @@ def add_rms_norm(rows: int, hidden: int, element: int) -> Work:
 
 def gated_rms_norm(rows: int, width: int, element: int) -> Work:
     """Reads output and gate of a mixer; writes one result."""
-    return Work((2 * rows + 1) * width * element, rows * width * element, 8 * rows * width)
+    return Work(
+        read=(2 * rows + 1) * width * element,
+        written=rows * width * element,
+        flops=5 * rows * width,
+        operations=SILU * rows * width,
+    )
 
 
 def linear(rows: int, inputs: int, outputs: int, element: int) -> Work:
@@ -158,6 +192,7 @@ def quantized_linear(rows: int, inputs: int, outputs: int, element: int) -> Work
         read=rows * inputs * element + outputs * inputs + scales,
         written=rows * outputs * element,
         flops=2 * rows * inputs * outputs,
+        operations=FROM_FP8 * inputs * outputs,
     )
 
 
@@ -173,9 +208,14 @@ def experts(
     )
 
 
-def sampling(rows: int, positions: int, vocab_size: int) -> Work:
-    """Reads float32 logits, or weights, once; writes a token each, 8 bytes."""
-    return Work(read=rows * positions * vocab_size * FLOAT32, written=rows * positions * 8)
+def sampling(rows: int, positions: int, vocab_size: int, *, greedy: bool) -> Work:
+    """Reads float32 logits once; writes a token each, 8 bytes."""
+    logits = rows * positions * vocab_size
+    return Work(
+        read=logits * FLOAT32,
+        written=rows * positions * 8,
+        operations=logits * (GREEDY_CHOICE if greedy else WEIGHT_OF_SCORE),
+    )
 
 
 def accept_drafts(rows: int, positions: int, stop_ids: int) -> Work:
