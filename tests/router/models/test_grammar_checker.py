@@ -8,6 +8,7 @@ from router.models import grammar_checker, grammar_process
 from router.models.grammar import of_schema
 from router.models.grammar_checker import MAX_SLOW, GrammarChecker, OwnGrammars
 from router.models.grammar_process import Question, problem_of
+from testing.conditions import until
 from wire.errors import GrammarError, OverloadedError, TwinfangError
 
 DEEP = "start: r0\n" + "\n".join(f'r{i}: r{i + 1} r{i + 1} | "a"' for i in range(3000)) + '\nr3000: "b"'
@@ -91,10 +92,19 @@ async def test_slow_grammars_wait_for_one_another_and_quick_ones_for_none_of_the
     """Grammars that take longer than usual start again, and only a limited number of them wait."""
     monkeypatch.setattr(grammar_checker, "MAX_CPU_S", 0.2)
     monkeypatch.setattr(grammar_checker, "QUICK_S", 0.02)
+    may_compile, ask = asyncio.Event(), GrammarChecker._ask
+
+    async def held(self, *question, is_quick):
+        if not is_quick:  # none ends before all have been found to be slow
+            await may_compile.wait()
+        return await ask(self, *question, is_quick=is_quick)
+
+    monkeypatch.setattr(GrammarChecker, "_ask", held)
     slow = [asyncio.ensure_future(checker.check(slow_schema(i), param="p")) for i in range(MAX_SLOW // 2 + 4)]
-    await asyncio.wait(slow, return_when=asyncio.FIRST_COMPLETED)
+    await until(lambda: sum(one.done() for one in slow) == 4)
     quick = [checker.check(f'start: "{i}"', param="p") for i in range(20)]
     assert len(await asyncio.gather(*quick)) == 20
+    may_compile.set()
     found = await asyncio.gather(*slow, return_exceptions=True)
     assert {type(one) for one in found} == {OverloadedError, GrammarError}
     assert all("processor time" in one.message for one in found if isinstance(one, GrammarError))
