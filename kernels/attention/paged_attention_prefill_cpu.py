@@ -4,7 +4,7 @@ The unit of work is a tile: consecutive queries of one row, for one KV head, wit
 this head. A tile goes through the row's tokens 64 at a time with an online softmax:
 
     gather   K of these tokens transposed, V unchanged, in float32: once for all the tile's queries
-    scores   s = q K^T, four queries by two vectors of tokens in registers
+    scores   s = q K^T, four queries by two vectors of tokens (four with AVX-512) in registers
     softmax  m' = max(m, max s), p = exp(s - m'), l' = l exp(m - m') + sum p
     values   acc' = acc exp(m - m') + p V, out = acc / l at the end
 
@@ -74,6 +74,65 @@ def _add_product(a, a_offset, a_stride, b, b_offset, b_stride, depth, c, c_offse
     store(c, o2 + w, c21)
     store(c, o3, c30)
     store(c, o3 + w, c31)
+
+
+@cpu_jit
+def _add_to_row(x, b0, b1, b2, b3, c0, c1, c2, c3):
+    """Add x times four vectors to a row's sums."""
+    return multiply_add(x, b0, c0), multiply_add(x, b1, c1), multiply_add(x, b2, c2), multiply_add(x, b3, c3)
+
+
+@cpu_jit
+def _load_row(c, o):
+    w = lanes()
+    return load(c, o), load(c, o + w), load(c, o + 2 * w), load(c, o + 3 * w)
+
+
+@cpu_jit
+def _store_row(c, o, c0, c1, c2, c3):
+    w = lanes()
+    store(c, o, c0)
+    store(c, o + w, c1)
+    store(c, o + 2 * w, c2)
+    store(c, o + 3 * w, c3)
+
+
+@cpu_jit
+def _add_wide_product(a, a_offset, a_stride, b, b_offset, b_stride, depth, c, c_offset, c_stride):
+    """Do as :func:`_add_product` for four vectors per row, which need the 32 registers of AVX-512.
+
+    A number of ``a`` is loaded half as often. Every sum has the same bits.
+    """
+    a0, a1, a2 = a_offset, a_offset + a_stride, a_offset + 2 * a_stride
+    a3, o0, o1 = a_offset + 3 * a_stride, c_offset, c_offset + c_stride
+    o2, o3 = c_offset + 2 * c_stride, c_offset + 3 * c_stride
+    c00, c01, c02, c03 = _load_row(c, o0)
+    c10, c11, c12, c13 = _load_row(c, o1)
+    c20, c21, c22, c23 = _load_row(c, o2)
+    c30, c31, c32, c33 = _load_row(c, o3)
+    for k in range(depth):
+        b0, b1, b2, b3 = _load_row(b, b_offset + k * b_stride)
+        c00, c01, c02, c03 = _add_to_row(broadcast(a, a0 + k), b0, b1, b2, b3, c00, c01, c02, c03)
+        c10, c11, c12, c13 = _add_to_row(broadcast(a, a1 + k), b0, b1, b2, b3, c10, c11, c12, c13)
+        c20, c21, c22, c23 = _add_to_row(broadcast(a, a2 + k), b0, b1, b2, b3, c20, c21, c22, c23)
+        c30, c31, c32, c33 = _add_to_row(broadcast(a, a3 + k), b0, b1, b2, b3, c30, c31, c32, c33)
+    _store_row(c, o0, c00, c01, c02, c03)
+    _store_row(c, o1, c10, c11, c12, c13)
+    _store_row(c, o2, c20, c21, c22, c23)
+    _store_row(c, o3, c30, c31, c32, c33)
+
+
+@cpu_jit
+def _multiply(a, a_stride, a_offset, b, b_stride, depth, c, c_offset, c_stride, columns):
+    """Compute ``c += a b`` for a ``[4, depth]`` and b ``[depth, columns]``, columns in pairs of vectors."""
+    tile, j = 2 * lanes(), 0
+    if lanes() == 16:
+        while j + 2 * tile <= columns:
+            _add_wide_product(a, a_offset, a_stride, b, j, b_stride, depth, c, c_offset + j, c_stride)
+            j += 2 * tile
+    while j < columns:
+        _add_product(a, a_offset, a_stride, b, j, b_stride, depth, c, c_offset + j, c_stride)
+        j += tile
 
 
 @cpu_jit
@@ -149,18 +208,16 @@ def _attend_step(
             continue
         reach = (most + tile - 1) // tile * tile
         scores[:] = _ZERO
-        for t in range(0, reach, tile):
-            _add_product(
-                queries, i * head_dim, head_dim, keys, t, _STEP_TOKENS, head_dim, scores, t, _STEP_TOKENS
-            )
+        _multiply(
+            queries, head_dim, i * head_dim, keys, _STEP_TOKENS, head_dim, scores, 0, _STEP_TOKENS, reach
+        )
         for j in range(4):
             live = min(count, first_len + (i + j) // heads_per_kv - first)
             if i + j < num_queries and live > 0:
                 _weigh(scores, j * _STEP_TOKENS, live, reach, highest, total, i + j, acc, width)
             else:
                 scores[j * _STEP_TOKENS : j * _STEP_TOKENS + reach] = _ZERO
-        for d in range(0, width, tile):
-            _add_product(scores, 0, _STEP_TOKENS, values, d, width, most, acc, i * width + d, width)
+        _multiply(scores, _STEP_TOKENS, 0, values, width, most, acc, i * width, width, width)
 
 
 @cpu_jit
