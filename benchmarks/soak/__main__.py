@@ -9,7 +9,8 @@ pool with known answers, while servers are killed and restarted, frozen and thaw
 With --tiers the prefill servers keep cached prompts in little host memory and in files, which are damaged and
 deleted, and whose disks are full at times. This needs the right to mount a tmpfs.
 Ends with 1 if an answer is wrong, if a server does not give everything back or does not stop cleanly when
-asked, or if the sanitizer finds a fault.
+asked, if the sanitizer finds a fault, or if a read under a valid lease differs from what was sent. If a wait
+takes too long, it shows what the processes do; install py-spy to see their stacks, too.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ import httpx
 
 from benchmarks.soak.answer import Answer, Outcome, Sending, receive
 from benchmarks.soak.clients import Clients
+from benchmarks.soak.evidence import evidence
 from benchmarks.soak.faults import DRAINED, VERY_LONG, Faults, Struck
 from benchmarks.soak.file_faults import FileFaults, disks
 from benchmarks.soak.lineups import PLAIN, YARDSTICK, Lineup
@@ -31,12 +32,14 @@ IDLE_DEADLINE_S = 40.0
 """Longer than leases, reads and gRPC's keepalive."""
 IDLE_POLL_S = 0.2
 REFERENCE_CONCURRENCY = 4
+DAMAGED_READS = "reads that differ from what was sent, under a valid lease"
 LOGGED = {
-    "requests moved by draining servers": r"draining: (\d+) requests move",
-    "leases expired": r"its lease expired",
+    "requests moved by draining servers": r"(\d+) requests move to other servers",
+    "leases expired": r"a lease expired before it was read",
     "reads thrown away, their lease had ended": r"the lease ended while",
     "reads given up": r"did not deliver within",
     "reads failed, the server was gone": r"the read failed",
+    DAMAGED_READS: r"is not what was sent: ",
 }
 
 
@@ -116,7 +119,8 @@ class Soak:
 
     @property
     def is_good(self) -> bool:
-        return not (self.wrong or self.num_leaked or self.num_corrupted or self.unclean_stops or self.problem)
+        is_right = not (self.wrong or self.num_corrupted or self.logged.get(DAMAGED_READS))
+        return is_right and not (self.num_leaked or self.unclean_stops or self.problem)
 
 
 def soak(settings: Settings, folder: Path, say: Callable[[str], None] = lambda _: None) -> Soak:
@@ -253,6 +257,10 @@ def _disturbed(
                 f"{result.seconds:5.0f} s: {len(faults.struck)} faults, {dict(verdicts)}, "
                 f"idle after {check.seconds:.1f} s, leaked {check.leaked or 'nothing'}"
             )
+    except AssertionError:
+        for line in evidence(fleet):  # before anything is stopped
+            say(line)
+        raise
     finally:
         # If a wait has failed, clients go on while all is stopped: that is not what is judged.
         result.outcomes = list(clients.outcomes)

@@ -186,10 +186,10 @@ class PrefixCache:
         states = [state for state in self._states if state not in self._outdated]
         return [state.node for state in sorted(states, key=self._policy.value, reverse=True)]
 
-    def salt_of(self, key: bytes) -> str:
-        """Return the cache salt of the prompts that a block belongs to; empty if it is gone."""
-        node, start = self._nodes.get(key), self.tier.start(key)
-        return node.salt if node is not None else "" if start is None else start.salt
+    def salt_of(self, key: bytes) -> str | None:
+        """Return the cache salt of the prompts that a start belongs to; None if the start is gone."""
+        found = self._nodes.get(key) or self.tier.usable(key)
+        return None if found is None else found.salt
 
     def outdate(self, key: bytes, session: str) -> bool:
         """Let a session's start at the end of a block be evicted before all others, from host memory too.

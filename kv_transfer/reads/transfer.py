@@ -21,7 +21,7 @@ from kv_transfer.nixl.peer_memories import Peer, PeerMemories
 from kv_transfer.reads.epoch_check import EpochCheck
 from kv_transfer.reads.part import Part
 from kv_transfer.reads.part_reader import NOTHING, PartReader, ReadSize
-from kv_transfer.reads.verifier import Verifier
+from kv_transfer.reads.verifier import Verifier, tell_of_damage
 from wire.errors import TransferError, TwinfangError
 from wire.messages.handoff import Done
 
@@ -180,6 +180,8 @@ class Transfer:
         elif self._lease is not None and self._is_valid:
             # Only now is it known that data which differs was not another request's.
             if self._damage is not None:
+                assert self._peer is not None
+                tell_of_damage(self._damage, self._peer.address)
                 self._report(self._damage)
             elif self._num_unverified == 0:
                 self._conclude(self._lease)

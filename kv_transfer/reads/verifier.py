@@ -84,7 +84,7 @@ class DigestVerifier:
         self._digester.post(compare)
 
     def _damage(self, piece: Part, address: str) -> TransferError | None:
-        """Returns what is wrong with a piece."""
+        """Returns in what a piece differs. It is damaged only if its lease is still valid."""
         assert piece.digests is not None
         last_tokens = piece.num_tokens % self._digester.block_size if piece.local_blocks else 0
         found = self._digester.blocks(piece.local_blocks, last_tokens)
@@ -97,10 +97,8 @@ class DigestVerifier:
         if not wrong:
             return None
         name, sent, got = wrong[0]
-        kind = f"what was read from {address} is not what was sent"
-        message = f"{kind}: {name} has the digest {got:016x}, its ticket says {sent:016x}"
-        lines.write(logging.ERROR, kind, "%s, and %d others differ", message, len(wrong) - 1)
-        return TransferError(message, cause="digest")
+        message = f"{_kind(address)}: {name} has the digest {got:016x}, its ticket says {sent:016x}"
+        return TransferError(f"{message}, and {len(wrong) - 1} others differ", cause="digest")
 
 
 class _Comparison:
@@ -128,6 +126,16 @@ class _Comparison:
 
     def late(self) -> None:
         self._receiver.late()
+
+
+def tell_of_damage(damage: TransferError, address: str) -> None:
+    """Logs damage that is one: the lease was valid while the data was read. What a lease that had ended
+    names is another request's by then, and differs as it should."""
+    lines.write(logging.ERROR, _kind(address), "%s", damage.message)
+
+
+def _kind(address: str) -> str:
+    return f"what was read from {address} is not what was sent"
 
 
 def _num_bytes(part: Part, layout: Layout) -> int:

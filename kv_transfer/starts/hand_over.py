@@ -79,6 +79,8 @@ class HandOver:
         while starts and time.monotonic() < until_s:
             keys = starts.popleft()
             salt = await self._host.ask(partial(self._engine.scheduler.owned.cache.salt_of, keys[-1]))
+            if salt is None:
+                continue
             offer = OfferStart(self._address, self._incarnation, keys, salt)
             try:
                 reply = await self._peers.offer(address, offer, timeout_s=OFFER_S)

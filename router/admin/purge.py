@@ -133,10 +133,14 @@ def _audited(body: PurgeBody) -> dict[str, object]:
 
 
 async def _purge_all(workers: list[Worker], wanted: PurgePrefixes) -> list[PurgeNews]:
-    """Return the answers of all servers. Raises :class:`UnavailableError` if something may be left."""
-    told = await asyncio.gather(*(worker.purge(wanted) for worker in workers), return_exceptions=True)
+    """Return the answers of all servers. Raises :class:`UnavailableError` if something may be left.
+
+    Servers that drain are asked first: until their prompts are gone, others may take them over.
+    """
+    told = await _purge_each([one for one in workers if one.drain.is_draining], wanted)
+    told += await _purge_each([one for one in workers if not one.drain.is_draining], wanted)
     answers, problems = [], []
-    for worker, answer in zip(workers, told, strict=True):
+    for worker, answer in told:
         name = f"{worker.pool_role} server {worker.address}"
         if isinstance(answer, TwinfangError):
             problems.append(f"{name}: {answer.message}")
@@ -155,6 +159,14 @@ async def _purge_all(workers: list[Worker], wanted: PurgePrefixes) -> list[Purge
             "they could: ask again, or end the requests first"
         )
     return answers
+
+
+async def _purge_each(
+    workers: list[Worker], wanted: PurgePrefixes
+) -> list[tuple[Worker, PurgeNews | BaseException]]:
+    """Return each server's answer or error."""
+    told = await asyncio.gather(*(worker.purge(wanted) for worker in workers), return_exceptions=True)
+    return list(zip(workers, told, strict=True))
 
 
 def _nothing_found(body: PurgeBody, services: Services, num_servers: int) -> str:

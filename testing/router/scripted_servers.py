@@ -170,6 +170,8 @@ class Scripted:
     """Purge calls so far."""
     purge_news: PurgeNews | None = field(default_factory=lambda: PurgeNews(0, 0, 0))
     """The answer to Purge. None: the call fails."""
+    may_purge: asyncio.Event = field(default_factory=asyncio.Event)
+    """Purge is answered once this is set; it is set at first."""
     drains: list[SetDraining] = field(default_factory=list)
     may_drain: asyncio.Event = field(default_factory=asyncio.Event)
     """SetDraining is answered once this is set; it is set at first."""
@@ -179,8 +181,8 @@ class Scripted:
     """Number of Describe calls so far."""
 
     def __post_init__(self) -> None:
-        self.may_drain.set()
-        self.may_speak.set()
+        for event in (self.may_purge, self.may_drain, self.may_speak):
+            event.set()
 
     def freeze(self) -> None:
         """Stops answering; its port stays open."""
@@ -228,6 +230,7 @@ class Scripted:
 
         async def purge(request: PurgePrefixes, _context: Any) -> PurgeNews:
             self.purges.append(request)
+            await self.may_purge.wait()
             if self.purge_news is None:
                 raise UnavailableError("not today")
             return self.purge_news

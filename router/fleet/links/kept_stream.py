@@ -123,10 +123,11 @@ class KeptStream:
             self._connection.succeeded()
 
     async def _keep_looking(self) -> None:
-        """Ask the server who it is whenever it has sent nothing for a while."""
+        """Ask the server who it is whenever it has sent nothing for a while, and while it is silent."""
         while True:
             quiet_s = time.monotonic() - self._connection.heard_s
-            if quiet_s < self._look_interval_s:
+            # The stats of a server that was silent come more often than this, and end no silence.
+            if quiet_s < self._look_interval_s and not self.is_silent:
                 await asyncio.sleep(self._look_interval_s - quiet_s)
                 continue
             self.is_silent = await self._connection.look() is None

@@ -50,6 +50,7 @@ def test_a_drained_server_s_prompts_are_found_at_the_one_that_stays(tmp_path):
     token_file.chmod(0o600)
     first, second = NAMES
     bodies = [greedy_body(prompt, 8) for prompt in prompts_of(3, seed=5)]
+    bodies[0]["cache_salt"] = "hers"
     with running_stack("up", *FLAGS, "--admin-token-file", str(token_file)) as stack:
         expected = [ask_and_publish(stack, body, first)[1] for body in bodies]
         admin = httpx.Client(
@@ -69,3 +70,5 @@ def test_a_drained_server_s_prompts_are_found_at_the_one_that_stays(tmp_path):
         assert [ask(stack, body, second) for body in bodies] == [(192, tokens) for tokens in expected]
         assert figure(stack, second, "read_prefixes_total") == read, "they were there"
         stack.wait_until(lambda: stack.stats(first)[first].drain == "drained", "the server is drained")
+        assert admin.post("/purge", json={"cache_salt": "hers"}).json()["num_starts"] >= 2
+        assert [ask(stack, body, second) for body in bodies[:2]] == [(0, expected[0]), (192, expected[1])]

@@ -58,13 +58,15 @@ def test_sound_memory_is_taken(make_pair, way, shape):
 
 
 @pytest.mark.parametrize(("kind", "unit"), [("block", BLOCKS[0]), ("block", BLOCKS[-1]), ("slot", SLOT)])
-def test_memory_that_changed_after_its_ticket_is_found(pair, kind, unit):
+def test_memory_that_changed_after_its_ticket_is_found(pair, kind, unit, caplog):
+    caplog.set_level("DEBUG", "kv_transfer")  # further lines of a kind
     ticket = sealed(pair)
     pair.source.damage(kind, unit, 77)
     result = pair.decode.read(ticket, LOCAL_BLOCKS, LOCAL_SLOT)
     assert (result.error.cause, result.settled, result.num_bytes) == ("digest", True, 0)
     what = f"state {unit}" if kind == "slot" else f"block {unit}"
     assert f"{what} has the digest" in result.error.message
+    assert result.error.message in caplog.text
     pair.source.damage(kind, unit, 77)
     assert pair.decode.read(ticket, LOCAL_BLOCKS, LOCAL_SLOT).error is None  # sound again: the same bit
 
@@ -85,12 +87,14 @@ def test_what_lies_behind_the_last_token_does_not_count(pair):
     assert pair.decode.read(ticket, LOCAL_BLOCKS, LOCAL_SLOT).error.cause in ("digest", "lease_ended")
 
 
-def test_memory_of_a_lease_that_has_ended_is_not_taken_for_damaged(pair):
+def test_memory_of_a_lease_that_has_ended_is_not_taken_for_damaged(pair, caplog):
+    caplog.set_level("DEBUG", "kv_transfer")
     ticket = sealed(pair)
     pair.source.end(ticket)
     pair.source.next_ended()
     pair.source.fill(99)
     assert pair.decode.read(ticket, LOCAL_BLOCKS, LOCAL_SLOT).error.cause == "lease_ended"
+    assert "is not what was sent" not in caplog.text
 
 
 def test_a_ticket_of_the_last_release_has_no_digests_and_nothing_is_compared(pair):

@@ -16,8 +16,10 @@ from telemetry.start_up import StartUp
 from testing.checkpoints.families import make_family_checkpoint
 from testing.conditions import until
 from twinfang.stack.ports import free_ports
+from wire.messages.cache_salt import owner_of_key, salt_of_key
 from wire.messages.generation import PrefillReply, PrefillRequest, SetDraining
 from wire.messages.neighbours import Neighbour
+from wire.messages.purge import PurgePrefixes
 from wire.server import GrpcServer
 
 pytestmark = pytest.mark.usefixtures("patient")
@@ -126,6 +128,22 @@ async def test_a_leaving_server_hands_over_what_it_has(tmp_path):
         await until(lambda: leaving.figures.lent_now_bytes == 0, "the loans have ended")
         assert [await heir.prefill(prompt) for prompt in prompts] == expected
         assert (await leaving.service.stats()).drain == "drained"
+
+
+async def test_what_a_server_took_over_is_deleted_for_its_owner(tmp_path):
+    model_dir = make_family_checkpoint(tmp_path / "nemotron-h", "nemotron-h")
+    salts = [salt_of_key("alice", ""), salt_of_key("bob", "")]
+    async with two_servers(model_dir) as (leaving, heir):
+        for salt in salts:
+            await leaving.prefill(prompt_of(60), cache_salt=salt)
+        await leaving.service.set_draining(SetDraining(True, heirs=(heir.address,)))
+        await until(lambda: not leaving.service._exchange.starts.is_handing_over, "all is offered")
+        num_taken = heir.figures.read
+        alice = PurgePrefixes(owner_of_key("alice"))
+        assert (await heir.service.purge(alice)).num_starts == num_taken / 2 > 0
+        assert (await heir.service.purge(alice)).num_starts == 0
+        cached = [(await heir.prefill(prompt_of(60), cache_salt=salt))[0] for salt in salts]
+        assert cached[0] == 0 < cached[1]
 
 
 async def test_a_server_that_stays_takes_a_part_of_its_host_memory_from_one_that_leaves(tmp_path):

@@ -1,12 +1,14 @@
 """Cached prompts are deleted on all servers by one call, which says clearly what may be left."""
 
+import asyncio
 import json
 
 import pytest
 
 from router.access.api_keys import ApiKey, digest_of, new_key
 from router.access.key_file import key_line
-from testing.router.admin_calls import post
+from testing.conditions import until
+from testing.router.admin_calls import get, post
 from wire.messages.purge import PurgeNews, PurgePrefixes
 
 
@@ -115,3 +117,19 @@ async def test_what_may_be_left_is_an_error_that_names_the_servers(make_admin_st
     assert "2 of 4 servers have deleted what they could" in message
     (call,) = of(path, "call")
     assert (call["status"], call["asked"]) == (503, {"key": "alice", "wait_s": 30.0})
+
+
+async def test_a_server_that_drains_is_asked_first(make_admin_stack):
+    """Until its prompts are gone it may hand them to a server that has deleted its own already."""
+    stack = await make_admin_stack(num_prefill=2)
+    leaving, staying = stack.prefill
+    workers = {one["address"]: one["id"] for one in (await get(stack, "/workers"))["workers"]}
+    await post(stack, f"/workers/{workers[leaving.address]}/drain")
+    leaving.may_purge.clear()
+    purging = asyncio.create_task(post(stack, "/purge", everything=True))
+    await until(lambda: leaving.purges)
+    await get(stack, "/workers")
+    assert [one.purges for one in (staying, *stack.decode)] == [[], []]
+    leaving.may_purge.set()
+    assert (await purging)["num_servers"] == 3
+    assert staying.purges == stack.decode[0].purges == leaving.purges

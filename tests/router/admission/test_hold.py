@@ -8,6 +8,7 @@ import dataclasses
 import pytest
 
 from router.fleet.links import server_connection as connection
+from router.fleet.links import worker_watch
 from testing.conditions import TIMEOUT_S, until
 from testing.router.scripted_router import MODEL, events_of
 from testing.router.scripted_servers import saying, silent
@@ -396,6 +397,26 @@ async def test_a_decode_server_that_sends_something_is_not_silent_any_more(make_
     decode.send(RequestOutput(decode.submitted[0].request_id, (), finish_reason="error", error=error))
     assert (await waiting).status_code == 200
     assert (worker.info is not None, worker.problem) == (True, "")
+
+
+async def test_a_decode_server_that_sends_only_stats_is_not_silent_any_more(make_stack, monkeypatch):
+    """Its stats come more often than the router looks. They say nothing of the stream, so it looks all the
+    same."""
+    monkeypatch.setattr(worker_watch, "BUSY_INTERVAL_S", SHORT / 20)
+    stack = await make_stack(probe_interval_s=SHORT)
+    decode = stack.decode[0]
+    (worker,) = stack.services.pool._decode
+    decode.script = silent
+    waiting = asyncio.create_task(stack.complete(prompt=PROMPT, max_tokens=1))
+    await until(lambda: decode.submitted)
+    monkeypatch.setattr(connection, "DESCRIBE_TIMEOUT_S", SHORT)
+    decode.freeze()
+    await until(lambda: worker.info is None)
+    monkeypatch.setattr(connection, "DESCRIBE_TIMEOUT_S", TIMEOUT_S)
+    decode.thaw()
+    await until(lambda: worker.info is not None)
+    assert not waiting.done()
+    waiting.cancel()
 
 
 async def test_a_server_that_answers_late_but_sends_tokens_is_not_frozen(make_stack, monkeypatch):
