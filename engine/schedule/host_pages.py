@@ -4,20 +4,23 @@ On a GPU the pages are pinned and every copy is put into the device's queue, in 
 demotion is copied before a later step writes to the memory that it leaves, and a promotion before the step
 that reads it. Nothing waits on the host. There blocks are gathered first, since many small copies are slow.
 
-On a CPU each run of blocks is copied by itself: a block is large enough.
+On a CPU all blocks of a plan are copied by one call, and all states by another one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from engine.files.start_files import HostBytes
 from engine.memory.async_copy import pinned_memory
 from engine.memory.cached_start import HostCopy
 from engine.memory.caches import Caches
 from engine.memory.host_tier import HostMemory
+from kernels.cpu import byte_ranges
 
 PIECE_BYTES = 32 << 20
 """Blocks are gathered on the device in pieces of this size at most, which the steps' memory has room for."""
@@ -30,8 +33,9 @@ class HostPages:
         self._caches = caches
         self._page_bytes = memory.page_bytes
         self._bytes = pinned_memory(memory.num_bytes, caches.device, "host_cache_bytes")
-        self._blocks = caches.kv.view(-1).view(torch.uint8) if caches.device.type == "cpu" else None
-        """All blocks, if copies between them and the pages need not be gathered first."""
+        self._on_cpu: _CpuCopies | None = None
+        if caches.device.type == "cpu" and memory.num_pages:
+            self._on_cpu = _CpuCopies(caches, self._bytes, memory)
 
     @property
     def tensor(self) -> torch.Tensor:
@@ -51,31 +55,31 @@ class HostPages:
         event.record(torch.cuda.current_stream(self._caches.device))
         return event.synchronize
 
-    def save(self, demoted: Iterable[HostCopy]) -> None:
+    def save(self, demoted: Sequence[HostCopy]) -> None:
         """Copies blocks and states out of the pools, before others are written there."""
+        if self._on_cpu is not None:
+            self._on_cpu.save(demoted)
+            return
         for copy in demoted:
             for block_ids, pages in self._pieces(copy):
-                if self._blocks is None:
-                    blocks = self._caches.read_blocks(block_ids).view(-1).view(torch.uint8)
-                    self._write(pages, range(len(pages)), blocks)
-                else:
-                    self._write(pages, block_ids, self._blocks)
+                blocks = self._caches.read_blocks(block_ids).view(-1).view(torch.uint8)
+                self._write(pages, blocks)
             if copy.state_pages:
-                self._write(copy.state_pages, range(len(copy.state_pages)), self._caches.state[copy.slot])
+                self._write(copy.state_pages, self._caches.state[copy.slot])
 
-    def restore(self, promoted: Iterable[HostCopy]) -> None:
+    def restore(self, promoted: Sequence[HostCopy]) -> None:
         """Copies blocks and states back into the pools, before a step reads them."""
+        if self._on_cpu is not None:
+            self._on_cpu.restore(promoted)
+            return
         for copy in promoted:
             for block_ids, pages in self._pieces(copy):
-                if self._blocks is None:
-                    num_bytes = len(block_ids) * self._page_bytes
-                    blocks = torch.empty(num_bytes, dtype=torch.uint8, device=self._caches.device)
-                    self._read(pages, range(len(pages)), blocks)
-                    self._caches.write_blocks(block_ids, blocks)
-                else:
-                    self._read(pages, block_ids, self._blocks)
+                num_bytes = len(block_ids) * self._page_bytes
+                blocks = torch.empty(num_bytes, dtype=torch.uint8, device=self._caches.device)
+                self._read(pages, blocks)
+                self._caches.write_blocks(block_ids, blocks)
             if copy.state_pages:
-                self._read(copy.state_pages, range(len(copy.state_pages)), self._caches.state[copy.slot])
+                self._read(copy.state_pages, self._caches.state[copy.slot])
 
     def _pieces(self, copy: HostCopy) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
         """Yields blocks and their pages, as many at a time as a piece holds."""
@@ -83,28 +87,75 @@ class HostPages:
         for start in range(0, len(copy.block_ids), size):
             yield copy.block_ids[start : start + size], copy.block_pages[start : start + size]
 
-    def _write(self, pages: Sequence[int], places: Sequence[int], source: torch.Tensor) -> None:
-        for page_bytes, source_bytes in self._runs(pages, places, source):
+    def _write(self, pages: Sequence[int], source: torch.Tensor) -> None:
+        for page_bytes, source_bytes in self._runs(pages, source):
             page_bytes.copy_(source_bytes, non_blocking=True)
 
-    def _read(self, pages: Sequence[int], places: Sequence[int], target: torch.Tensor) -> None:
-        for page_bytes, target_bytes in self._runs(pages, places, target):
+    def _read(self, pages: Sequence[int], target: torch.Tensor) -> None:
+        for page_bytes, target_bytes in self._runs(pages, target):
             target_bytes.copy_(page_bytes, non_blocking=True)
 
     def _runs(
-        self, pages: Sequence[int], places: Sequence[int], memory: torch.Tensor
+        self, pages: Sequence[int], memory: torch.Tensor
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yields each run of pages that are adjacent in host memory and in ``memory``: its bytes in both.
-
-        ``places`` are those of the pages in ``memory``, counted in pages. The last one may be cut short.
-        """
+        """Yields each run of adjacent pages: its bytes in host memory and in ``memory``, which holds all
+        pages one after the other. The last one may be cut short."""
         size, first, num_bytes = self._page_bytes, 0, memory.numel()
         for index in range(1, len(pages) + 1):
-            if index < len(pages) and (
-                pages[index] - pages[index - 1] == places[index] - places[index - 1] == 1
-            ):
+            if index < len(pages) and pages[index] - pages[index - 1] == 1:
                 continue
-            begin, end = places[first] * size, min((places[index - 1] + 1) * size, num_bytes)
+            begin, end = first * size, min(index * size, num_bytes)
             page = (pages[first] - 1) * size  # page 0 is the null page
             yield self._bytes[page : page + end - begin], memory[begin:end]
             first = index
+
+
+class _CpuCopies:
+    """The copies on a CPU, between pages and pools that both lie in this process's memory."""
+
+    def __init__(self, caches: Caches, pages: torch.Tensor, memory: HostMemory) -> None:
+        self._pages = pages.numpy()
+        self._blocks = caches.kv.view(-1).view(torch.uint8).numpy()
+        self._states = caches.state.view(-1).numpy()
+        self._page_bytes, self._slot_bytes = memory.page_bytes, caches.state.shape[1]
+        self._begins = np.arange(memory.state_pages) * self._page_bytes
+        """Where the pages of a state begin in a slot."""
+        self._lengths = np.minimum(self._page_bytes, self._slot_bytes - self._begins)
+        byte_ranges.warm_up()
+
+    def save(self, demoted: Sequence[HostCopy]) -> None:
+        if demoted:
+            byte_ranges.copy_ranges(self._pages, self._blocks, self._ranges_of_blocks(demoted))
+            byte_ranges.copy_ranges(self._pages, self._states, self._ranges_of_states(demoted))
+
+    def restore(self, promoted: Sequence[HostCopy]) -> None:
+        if promoted:
+            blocks, states = self._ranges_of_blocks(promoted), self._ranges_of_states(promoted)
+            byte_ranges.copy_ranges(self._blocks, self._pages, blocks[_TO_POOLS])
+            byte_ranges.copy_ranges(self._states, self._pages, states[_TO_POOLS])
+
+    def _ranges_of_blocks(self, copies: Sequence[HostCopy]) -> NDArray[np.int64]:
+        """Returns where each block lies in the pages and in the pool, and its length: ``[3, n]``."""
+        pages = [page for copy in copies for page in copy.block_pages]
+        ranges = np.empty((3, len(pages)), dtype=np.int64)
+        ranges[0], ranges[1] = pages, [block_id for copy in copies for block_id in copy.block_ids]
+        ranges[0] -= 1  # page 0 is the null page
+        ranges[:2] *= self._page_bytes
+        ranges[2] = self._page_bytes
+        return ranges
+
+    def _ranges_of_states(self, copies: Sequence[HostCopy]) -> NDArray[np.int64]:
+        """Like :meth:`_ranges_of_blocks`, for each page of a state."""
+        copies = [copy for copy in copies if copy.state_pages]
+        ranges = np.empty((3, len(copies), len(self._begins)), dtype=np.int64)
+        for index, copy in enumerate(copies):
+            ranges[0, index] = copy.state_pages
+            ranges[1, index] = copy.slot * self._slot_bytes + self._begins
+        ranges[0] -= 1
+        ranges[0] *= self._page_bytes
+        ranges[2] = self._lengths
+        return ranges.reshape(3, -1)
+
+
+_TO_POOLS = [1, 0, 2]
+"""Turns ranges of copies to host memory into those of copies from it."""

@@ -7,7 +7,7 @@ They are those of preempted requests, of choices that start from another choice'
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from engine.files.neighbours import NoNeighbours, StartNeighbours
@@ -50,7 +50,7 @@ class HostStore:
         stored = {id(one): one for one in self._stored.values()}  # forks share one copy
         return sum(one.kv.host.nbytes + one.state.host.nbytes for one in stored.values())
 
-    def save(self, swaps: Iterable[Swap], demoted: Iterable[HostCopy] = ()) -> None:
+    def save(self, swaps: Iterable[Swap], demoted: Sequence[HostCopy] = ()) -> None:
         """Copies blocks and states out of the pools, before others are written there."""
         self._stored |= {swap.request_id: self._read(swap) for swap in swaps}
         self.pages.save(demoted)
@@ -68,7 +68,7 @@ class HostStore:
                 self._stored |= dict.fromkeys(fork.stored, self._read(source))
 
     def restore(
-        self, swaps: Iterable[Swap], promoted: Iterable[HostCopy] = (), jobs: FileJobs = NO_JOBS
+        self, swaps: Iterable[Swap], promoted: Sequence[HostCopy] = (), jobs: FileJobs = NO_JOBS
     ) -> None:
         """Copies blocks and states back, into the blocks and slots that they have now.
 

@@ -37,7 +37,7 @@ def test_what_was_demoted_is_promoted_to_other_blocks_and_another_slot(
     """``is_gathered``: blocks are gathered first, as on a GPU."""
     caches, pages, memory = make(bundled_model, num_pages=400, **changes)
     if is_gathered:
-        pages._blocks = None
+        pages._on_cpu = None
     free = list(range(1, memory.num_pages + 1))
     if is_scattered:
         free = free[::-2] + free[-2::-2]
