@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -25,6 +25,14 @@ class Mixer(Protocol):
 
     def forward(self, x: Tensor, batch: Batch, caches: LayerCaches) -> Tensor:
         """Map ``[n, hidden]`` to ``[n, hidden]``. With tensor parallelism each rank returns one summand."""
+
+
+@runtime_checkable
+class StoringMixer(Mixer, Protocol):
+    """A mixer with KV or states of its own: attention or a recurrent layer."""
+
+    def store(self, x: Tensor, batch: Batch, caches: LayerCaches) -> None:
+        """Update the caches as :meth:`forward` does, without the work that only its output needs."""
 
 
 @dataclass(frozen=True)
@@ -56,13 +64,26 @@ class BlockStack:
         self.residual_scale = config.residual_scale
         self.blocks = list(blocks)
         self.last_norm = last_norm
+        storing = [[one for one in block.mixers if isinstance(one, StoringMixer)] for block in self.blocks]
+        self._last_storing = max(number for number, mixers in enumerate(storing) if mixers)
+        self._last_mixers = storing[self._last_storing]
 
     def forward(self, x: Tensor, batch: Batch, caches: LayerCaches) -> Tensor:
         """Map the start of the residual stream ``[n, hidden]`` to the last norm's output ``[n, hidden]``."""
+        return self._normed_after(len(self.blocks), x, batch, caches)
+
+    def store(self, x: Tensor, batch: Batch, caches: LayerCaches) -> None:
+        """Update all caches as :meth:`forward` does. Nothing behind the last KV or state is computed."""
+        x = self._normed_after(self._last_storing, x, batch, caches)
+        for mixer in self._last_mixers:
+            mixer.store(x, batch, caches)
+
+    def _normed_after(self, num_blocks: int, x: Tensor, batch: Batch, caches: LayerCaches) -> Tensor:
+        """Run the first blocks and the norm that follows them."""
         residual = x.float() if self.residual_in_fp32 else x
-        x = rms_norm(x, self.blocks[0].norm, self.eps)
-        next_norms = [*(block.norm for block in self.blocks[1:]), self.last_norm]
-        for block, next_norm in zip(self.blocks, next_norms, strict=True):
+        first_norm, *next_norms = *(block.norm for block in self.blocks), self.last_norm
+        x = rms_norm(x, first_norm, self.eps)
+        for block, next_norm in zip(self.blocks[:num_blocks], next_norms, strict=False):
             x = block.forward(x, batch, caches, self.tp)
             x, residual = add_rms_norm(x, residual, next_norm, self.eps, scale=self.residual_scale)
         return x

@@ -66,8 +66,14 @@ class CausalLM:
         The model's attention layers use the first KV caches; the MTP layer uses the last ones. Returns the
         hidden states after the last norm, ``[n, hidden]``. The outputs of padding tokens are finite.
         """
-        x = embedding(batch.input_ids, self.embeddings, scale=self.config.embedding_scale)
-        return self.layers.forward(x, batch, caches)
+        return self.layers.forward(self._embedded(batch), batch, caches)
+
+    def store(self, batch: Batch, caches: LayerCaches) -> None:
+        """Update the caches as :meth:`forward` does, for tokens whose hidden states nobody reads."""
+        self.layers.store(self._embedded(batch), batch, caches)
+
+    def _embedded(self, batch: Batch) -> Tensor:
+        return embedding(batch.input_ids, self.embeddings, scale=self.config.embedding_scale)
 
     def logits(self, hidden: Tensor, *, out: Tensor | None = None) -> Tensor:
         """Map hidden states ``[m, hidden]`` to logits ``[m, vocab]`` float32, written to ``out`` if given.

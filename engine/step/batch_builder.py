@@ -47,11 +47,14 @@ class BatchBuilder:
             accepted=views.accepted,
             results=views.results,
             samples=samples,
+            reads_hidden=True,
             needs=needs,
             ends=None,
         )
 
-    def mixed_step(self, plan: StepPlan, needs: SamplingNeeds, *, max_seq_len: int) -> Step:
+    def mixed_step(
+        self, plan: StepPlan, needs: SamplingNeeds, *, max_seq_len: int, reads_hidden: bool
+    ) -> Step:
         """Build the plan's step: the decode rows that the buffers hold, followed by the prefill rows."""
         num_decode = len(plan.decode_rows)
         decode = self._buffers.prepare(num_decode, max_seq_len=max_seq_len) if num_decode else None
@@ -72,6 +75,7 @@ class BatchBuilder:
             accepted=torch.zeros(num_rows, dtype=torch.int32, device=self._device),
             results=torch.zeros((num_rows, views.results.shape[1]), dtype=torch.int64, device=self._device),
             samples=any(row.samples for row in plan.rows),
+            reads_hidden=reads_hidden,
             needs=needs,
             ends=self._prefill_ends(planned, 0 if decode is None else decode.num_decode_tokens),
         )

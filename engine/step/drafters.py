@@ -49,7 +49,8 @@ class MtpDrafter:
     def fill(self, request: Request) -> None:
         pass
 
-    def draft(self, step: Step, hidden: Tensor) -> None:
+    def draft(self, step: Step, hidden: Tensor | None) -> None:
+        assert hidden is not None
         hidden = self._mtp.forward(hidden, _next_ids(step), step.batch, self._caches)
         if self._num_drafts == 0:
             return
@@ -120,7 +121,7 @@ class NgramDrafter:
             tokens = tokens.pin_memory()
         self._history[request.row, : len(tokens)].copy_(tokens, non_blocking=True)
 
-    def draft(self, step: Step, hidden: Tensor) -> None:
+    def draft(self, step: Step, hidden: Tensor | None) -> None:
         draft = self._draft_buffered
         if step.ends is not None:
             draft = replace(draft, rows=step.rows, accepted=step.accepted, results=step.results)

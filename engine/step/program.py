@@ -66,6 +66,9 @@ class Step:
     """``[M, T + 3]`` int64: accepted, finite, drafts tried, tokens gained; the step writes it."""
     samples: bool
     """Whether any row samples."""
+    reads_hidden: bool
+    """Whether anything reads the hidden states. Otherwise the step only updates the caches, such as that of a
+    prompt on a prefill server."""
     needs: SamplingNeeds
     ends: PrefillEnds | None
     """None if all rows are decode rows."""
@@ -83,10 +86,10 @@ class Drafter(Protocol):
     def fill(self, request: Request) -> None:
         """Prepare for a request that begins to run in its row."""
 
-    def draft(self, step: Step, hidden: Tensor) -> None:
+    def draft(self, step: Step, hidden: Tensor | None) -> None:
         """Write the rows' drafts into ``RowState.tokens[:, 1:]``. May lower ``RowState.num_drafts``.
 
-        ``hidden`` ``[n, H]`` are the target's hidden states at the step's tokens.
+        ``hidden`` ``[n, H]`` are the target's hidden states at the step's tokens, unless nothing reads them.
         """
 
 
@@ -96,7 +99,7 @@ class NoDrafter:
     def fill(self, request: Request) -> None:
         pass
 
-    def draft(self, step: Step, hidden: Tensor) -> None:
+    def draft(self, step: Step, hidden: Tensor | None) -> None:
         pass
 
 
@@ -105,7 +108,7 @@ class StepTensors:
     """Tensors of a step that stay on the device, for log-probabilities."""
 
     hidden: Tensor | None
-    """``[n, H]``; None after a graph, which does not keep them."""
+    """``[n, H]``; None after a graph, which does not keep them, and if nothing reads them."""
     decode_logits: Tensor | None
     """``[R, T, V]``"""
     prefill_logits: Tensor | None
@@ -172,13 +175,17 @@ class StepProgram:
         """Return whether the model's pass over this step is recorded, or is recorded when the step runs."""
         return self._recorded is not None and step.ends is None
 
-    def _forward(self, step: Step) -> tuple[Tensor, Tensor | None]:
-        """Return hidden states of all tokens, and decode rows' logits ``[R, T, V]`` if any row samples."""
+    def _forward(self, step: Step) -> tuple[Tensor | None, Tensor | None]:
+        """Return hidden states of all tokens if anything reads them, and decode rows' logits ``[R, T, V]`` if
+        any row samples."""
         if self._recorded is not None and step.ends is None:
             hidden, logits = self._recorded(step.batch)
         else:
             keeps_awake = self._has_helpers and step.ends is not None  # a prompt's calls are long
             with cpu_threads().awake() if keeps_awake else nullcontext():
+                if not step.reads_hidden:
+                    self._model.store(step.batch, self._caches)
+                    return None, None
                 hidden = self._model.forward(step.batch, self._caches)
             if not step.samples or not step.num_decode:
                 return hidden, None
@@ -192,10 +199,11 @@ class StepProgram:
         return self._sampler.sample(logits, rows, positions, inputs, step.needs)
 
     def _sample_prefill(
-        self, step: Step, ends: PrefillEnds, hidden: Tensor, token_ids: Tensor, is_finite: Tensor
+        self, step: Step, ends: PrefillEnds, hidden: Tensor | None, token_ids: Tensor, is_finite: Tensor
     ) -> Tensor | None:
         if len(ends.sampling) == 0:
             return None
+        assert hidden is not None
         tokens = ends.last_tokens[ends.sampling]
         logits = self._model.logits(hidden[tokens])[:, None]
         which = step.num_decode + ends.sampling

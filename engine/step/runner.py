@@ -81,6 +81,8 @@ class StepRunner:
         self._reporting: set[int] = set()
         """Rows whose requests want log-probabilities, of their prompt or their answer."""
         self._drafter = self._make_drafter(config, layers, sampler)
+        # Ranks in lockstep exchange tokens in every block: all of them compute all blocks.
+        self._always_reads_hidden = config.is_lockstep or isinstance(self._drafter, MtpDrafter)
         self._builder = BatchBuilder(rows, self._buffers, block_size=config.block_size, device=device)
         accept = self._buffers.accept_drafts(self.state, self._sampling.stop_ids)
         captures = config.role != "prefill" and not config.sanitize
@@ -205,7 +207,8 @@ class StepRunner:
         if plan.prefill_rows:
             restless = self._states.restless_rows(plan)
             self._buffers.load(plan.decode_rows, len(plan.decode_rows), restless)
-            step = self._builder.mixed_step(plan, needs, max_seq_len=max_seq_len)
+            reads_hidden = bool(sampling or self._reporting) or self._always_reads_hidden
+            step = self._builder.mixed_step(plan, needs, max_seq_len=max_seq_len, reads_hidden=reads_hidden)
             self._checks.compare(plan, step.batch)
             tensors = self._program.run(step)
         else:

@@ -227,7 +227,7 @@ class ScriptedDrafter:
     def fill(self, request: Request) -> None:
         self._by_row[request.row] = self._texts[int(request.request_id)]
 
-    def draft(self, step: Step, hidden: Tensor) -> None:
+    def draft(self, step: Step, hidden: Tensor | None) -> None:
         state = self._state
         for row in step.rows.tolist():
             budget = int(state.num_drafts[row])

@@ -12,7 +12,7 @@ from engine.checkpoint.weights import Weights, of_inputs
 from engine.memory.caches import LayerCaches
 from engine.models.batch import Batch
 from engine.models.layers.linear import Linear
-from engine.models.layers.qkv_projection import QkvProjection
+from engine.models.layers.qkv_projection import Qkv, QkvProjection
 from engine.parallel.tensor_parallel import TensorParallel
 from kernels.attention.kv_cache import store_kv
 from kernels.attention.paged_attention_decode import paged_attention_decode
@@ -61,15 +61,23 @@ class Attention:
 
     def forward(self, x: Tensor, batch: Batch, caches: LayerCaches) -> Tensor:
         """See :class:`engine.models.block.Mixer`."""
-        k_cache, v_cache = caches.k[self.index], caches.v[self.index]
-        qkv = self.qkv(x)
-        self.position(qkv.q, qkv.k, batch.positions)
-        scales = self._scales_in(k_cache)
-        store_kv(qkv.k, qkv.v, k_cache, v_cache, batch.slot_mapping, **scales)
-        attended = self._attend(qkv.q, batch, k_cache, v_cache)
+        qkv = self._stored(x, batch, caches)
+        attended = self._attend(qkv.q, batch, caches.k[self.index], caches.v[self.index])
         if qkv.gate is not None:
             sigmoid_gate(attended, qkv.gate)
         return self.o_proj(attended.flatten(1))
+
+    def store(self, x: Tensor, batch: Batch, caches: LayerCaches) -> None:
+        """See :class:`engine.models.block.StoringMixer`."""
+        self._stored(x, batch, caches)
+
+    def _stored(self, x: Tensor, batch: Batch, caches: LayerCaches) -> Qkv:
+        """Project ``x`` and store the KV."""
+        k_cache, v_cache = caches.k[self.index], caches.v[self.index]
+        qkv = self.qkv(x)
+        self.position(qkv.q, qkv.k, batch.positions)
+        store_kv(qkv.k, qkv.v, k_cache, v_cache, batch.slot_mapping, **self._scales_in(k_cache))
+        return qkv
 
     def _scales_in(self, cache: Tensor) -> dict[str, float]:
         """Return the scales of the keys and values in ``cache``. Only a float8 cache is scaled."""

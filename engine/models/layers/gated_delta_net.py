@@ -82,6 +82,18 @@ class GatedDeltaNet:
 
     def forward(self, u: Tensor, batch: Batch, caches: LayerCaches) -> Tensor:
         """See :class:`engine.models.block.Mixer`."""
+        o, z = self._updated(u, batch, caches)
+        normed = group_rms_norm_then_gate(
+            o, z, self.norm_weight, group_size=self.config.value_head_dim, eps=self.norm_eps
+        )
+        return self.out_proj(normed)
+
+    def store(self, u: Tensor, batch: Batch, caches: LayerCaches) -> None:
+        """See :class:`engine.models.block.StoringMixer`."""
+        self._updated(u, batch, caches)
+
+    def _updated(self, u: Tensor, batch: Batch, caches: LayerCaches) -> tuple[Tensor, Tensor]:
+        """Return o and z, both ``[n, value_size]``, and store the states."""
         states = caches.conv[self.index], caches.ssm[self.index]
         rounding = self._rounding(caches)
         vqk, z = torch.split(self.qkvz_proj(u), self.qkvz_split, dim=-1)
@@ -93,11 +105,7 @@ class GatedDeltaNet:
             outputs.append(self._decode(vqk[:split], ba[:split], batch.decode, *states, kept, rounding))
         if batch.prefill is not None:
             outputs.append(self._prefill(vqk[split:], ba[split:], batch.prefill, *states, rounding))
-        o = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-        normed = group_rms_norm_then_gate(
-            o, z, self.norm_weight, group_size=self.config.value_head_dim, eps=self.norm_eps
-        )
-        return self.out_proj(normed)
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs), z
 
     def _heads(self, vqk: Tensor, *shape: int) -> tuple[Tensor, Tensor, Tensor]:
         """Split convolved channels into q, k and v, each ``[*shape, heads, head_dim]`` with its own sizes."""

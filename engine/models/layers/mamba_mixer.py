@@ -96,6 +96,15 @@ class MambaMixer:
 
     def forward(self, u: Tensor, batch: Batch, caches: LayerCaches) -> Tensor:
         """See :class:`engine.models.block.Mixer`."""
+        y, z = self._scanned(u, batch, caches)
+        return self.out_proj(self.norm(y, z))
+
+    def store(self, u: Tensor, batch: Batch, caches: LayerCaches) -> None:
+        """See :class:`engine.models.block.StoringMixer`."""
+        self._scanned(u, batch, caches)
+
+    def _scanned(self, u: Tensor, batch: Batch, caches: LayerCaches) -> tuple[Tensor, Tensor]:
+        """Return y and z, both ``[n, d_inner]``, and store the states."""
         states = caches.conv[self.index], caches.ssm[self.index]
         rounding = self._rounding(caches)
         z, xbc, dt = torch.split(self.in_proj(u), self.proj_split, dim=-1)
@@ -106,8 +115,7 @@ class MambaMixer:
             outputs.append(self._decode(xbc[:split], dt[:split], batch.decode, *states, kept, rounding))
         if batch.prefill is not None:
             outputs.append(self._prefill(xbc[split:], dt[split:], batch.prefill, *states, rounding))
-        y = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-        return self.out_proj(self.norm(y, z))
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs), z
 
     def _decode(
         self,

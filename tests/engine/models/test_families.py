@@ -61,6 +61,27 @@ def test_random_pieces_of_several_rows_in_mixed_batches(checkpoints, record_prop
         assert_as_transformers(model_dir, sequence, logits)
 
 
+class StoringDriver(Driver):
+    """Runs steps whose hidden states nobody reads."""
+
+    def compute(self, batch, next_ids):
+        self.model.store(batch, self.caches.layers)
+        return torch.zeros(len(next_ids), 1)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_step_without_hidden_states_leaves_the_same_kv_and_states(checkpoints, name):
+    model, caches = load_model(checkpoints(name)), []
+    for kind in (Driver, StoringDriver):
+        sequences = random_sequences(VOCAB_SIZE, [1, 37, 64, 17, 90])
+        driver = kind(model, len(sequences))
+        driver.run_in_random_pieces(sequences, random.Random(1))
+        caches.append(driver.caches)
+    whole, stored = caches
+    for one, other in ((whole.kv, stored.kv), (whole.state, stored.state)):
+        torch.testing.assert_close(other[1:], one[1:], rtol=0, atol=0, equal_nan=True)
+
+
 @pytest.mark.parametrize("name", [name for name in CASES if name.startswith("qwen3") and CASES[name].has_mtp])
 def test_the_mtp_layer_of_qwen_yields_what_its_formula_does(checkpoints, name):
     model_dir = checkpoints(name)

@@ -39,7 +39,7 @@ def build(*lives, drafts=()):
     builder = BatchBuilder(rows, buffers, block_size=BLOCK_SIZE, device=CPU)
     buffers.load(plan.decode_rows, len(plan.decode_rows))
     if plan.prefill_rows:
-        return builder.mixed_step(plan, SamplingNeeds(), max_seq_len=32)
+        return builder.mixed_step(plan, SamplingNeeds(), max_seq_len=32, reads_hidden=True)
     return builder.decode_step(len(plan.decode_rows), SamplingNeeds(), max_seq_len=32, samples=True)
 
 
