@@ -435,7 +435,7 @@ class HostTier:
         start.state_pages = ()
 
     def _trim(self, block: HostBlock | None, pages: Sequence[int] = ()) -> None:
-        """Removes a block, and those before it, as long as they lead to no start. Frees these and ``pages``."""
+        """Removes a block, and those before it, as long as they lead to no start. Frees all pages."""
         freed: list[int] = []
         while block is not None and not block.is_start and block.num_children == 0:
             del self._blocks[block.key]
