@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from kernels.cpu.atomics import c_function, call_c
 from kernels.cpu.jit import cpu_jit
 
-GRAIN_BYTES = 1 << 20
+GRAIN_BYTES = 1 << 19
 """So much is copied in about 100 µs."""
 
 
