@@ -431,18 +431,20 @@ class HostTier:
         start.is_start = False
         if not self._serves(start):
             self.journal.remove(start.key, Tier.HOST)
-        self._pages.free(start.state_pages)
+        self._trim(start, start.state_pages)
         start.state_pages = ()
-        self._trim(start)
 
-    def _trim(self, block: HostBlock | None) -> None:
-        """Removes a block, and those before it, as long as they lead to no start."""
+    def _trim(self, block: HostBlock | None, pages: Sequence[int] = ()) -> None:
+        """Removes a block, and those before it, as long as they lead to no start. Frees all pages."""
+        freed: list[int] = []
         while block is not None and not block.is_start and block.num_children == 0:
             del self._blocks[block.key]
             if self._serves(block):
                 self.journal.remove(block.key, Tier.HOST)
             if block.page != NULL_INDEX:
-                self._pages.free([block.page])
+                freed.append(block.page)
             block = block.parent
             if block is not None:
                 block.num_children -= 1
+        freed.reverse()  # pages of adjacent blocks are mostly adjacent
+        self._pages.free([*pages, *freed])

@@ -254,14 +254,16 @@ class PrefixCache:
         cache from now on. If an equal block is cached already, its node is held instead, and the request
         continues to use its own block. ``salt`` says whose prompts they are.
         """
-        for index in range(len(nodes), num_blocks):
-            parent, key = nodes[-1] if nodes else None, keys[index]
+        parent, num_held = nodes[-1] if nodes else None, len(nodes)
+        for index in range(num_held, num_blocks):
+            key = keys[index]
             node = self._nodes.get(key)
             if node is None:
                 node = CachedBlock(key, parent, index + 1, self._block_at(block_ids, index), salt=salt)
                 self._enter(node)
-            self.hold([node])
             nodes.append(node)
+            parent = node
+        self.hold(nodes[num_held:])
 
     def _block_at(self, block_ids: Sequence[int], index: int) -> int:
         return block_ids[index]

@@ -4,7 +4,7 @@ On a GPU the pages are pinned and every copy is put into the device's queue, in 
 demotion is copied before a later step writes to the memory that it leaves, and a promotion before the step
 that reads it. Nothing waits on the host. There blocks are gathered first, since many small copies are slow.
 
-On a CPU all blocks of a plan are copied by one call, and all states by another one.
+On a CPU one call copies all blocks and states of a plan in one direction.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from engine.memory.async_copy import pinned_memory
 from engine.memory.cached_start import HostCopy
 from engine.memory.caches import Caches
 from engine.memory.host_tier import HostMemory
-from kernels.cpu import byte_ranges
+from kernels.cpu.byte_ranges import copy_ranges
 
 PIECE_BYTES = 32 << 20
 """Blocks are gathered on the device in pieces of this size at most, which the steps' memory has room for."""
@@ -33,6 +33,8 @@ class HostPages:
         self._caches = caches
         self._page_bytes = memory.page_bytes
         self._bytes = pinned_memory(memory.num_bytes, caches.device, "host_cache_bytes")
+        self.memory: HostBytes = self._bytes.numpy().reshape(-1, max(1, self._page_bytes))
+        """All pages, as files and other servers fill them."""
         self._on_cpu: _CpuCopies | None = None
         if caches.device.type == "cpu" and memory.num_pages:
             self._on_cpu = _CpuCopies(caches, self._bytes, memory)
@@ -41,11 +43,6 @@ class HostPages:
     def tensor(self) -> torch.Tensor:
         """All bytes, as NIXL registers them."""
         return self._bytes
-
-    @property
-    def memory(self) -> HostBytes:
-        """All pages, as files and other servers fill them."""
-        return self._bytes.numpy().reshape(-1, self._page_bytes)
 
     def settled(self) -> Callable[[], None]:
         """Returns a function that waits until the device has made all copies that were asked of it so far."""
@@ -114,47 +111,44 @@ class _CpuCopies:
     """The copies on a CPU, between pages and pools that both lie in this process's memory."""
 
     def __init__(self, caches: Caches, pages: torch.Tensor, memory: HostMemory) -> None:
-        self._pages = pages.numpy()
-        self._blocks = caches.kv.view(-1).view(torch.uint8).numpy()
-        self._states = caches.state.view(-1).numpy()
+        self._caches = caches
         self._page_bytes, self._slot_bytes = memory.page_bytes, caches.state.shape[1]
-        self._begins = np.arange(memory.state_pages) * self._page_bytes
-        """Where the pages of a state begin in a slot."""
-        self._lengths = np.minimum(self._page_bytes, self._slot_bytes - self._begins)
-        byte_ranges.warm_up()
+        self._before_pages = pages.data_ptr() - self._page_bytes  # page 0 is the null page
+        self._begins = np.arange(memory.state_pages) * self._page_bytes + caches.state.data_ptr()
+        """Where the pages of slot 0 begin, if it has a state."""
+        ends = range(self._page_bytes, (memory.state_pages + 1) * self._page_bytes, self._page_bytes)
+        self._lengths = [self._page_bytes - max(0, end - self._slot_bytes) for end in ends]
+        copy_ranges(np.empty((3, 0), dtype=np.int64))  # so that no step has to compile it
 
     def save(self, demoted: Sequence[HostCopy]) -> None:
         if demoted:
-            byte_ranges.copy_ranges(self._pages, self._blocks, self._ranges_of_blocks(demoted))
-            byte_ranges.copy_ranges(self._pages, self._states, self._ranges_of_states(demoted))
+            copy_ranges(self._ranges(demoted))
 
     def restore(self, promoted: Sequence[HostCopy]) -> None:
         if promoted:
-            blocks, states = self._ranges_of_blocks(promoted), self._ranges_of_states(promoted)
-            byte_ranges.copy_ranges(self._blocks, self._pages, blocks[_TO_POOLS])
-            byte_ranges.copy_ranges(self._states, self._pages, states[_TO_POOLS])
+            copy_ranges(self._ranges(promoted)[_TO_POOLS])
 
-    def _ranges_of_blocks(self, copies: Sequence[HostCopy]) -> NDArray[np.int64]:
-        """Returns where each block lies in the pages and in the pool, and its length: ``[3, n]``."""
+    def _ranges(self, copies: Sequence[HostCopy]) -> NDArray[np.int64]:
+        """Returns where each block, and each page of a state, lies in host memory and in its pool, and its
+        length: ``[3, n]``."""
+        block_ids = [block_id for copy in copies for block_id in copy.block_ids]
         pages = [page for copy in copies for page in copy.block_pages]
+        slots = [copy.slot for copy in copies if copy.state_pages]
+        for copy in copies:
+            pages += copy.state_pages
+        num_blocks = len(block_ids)
         ranges = np.empty((3, len(pages)), dtype=np.int64)
-        ranges[0], ranges[1] = pages, [block_id for copy in copies for block_id in copy.block_ids]
-        ranges[0] -= 1  # page 0 is the null page
-        ranges[:2] *= self._page_bytes
-        ranges[2] = self._page_bytes
-        return ranges
-
-    def _ranges_of_states(self, copies: Sequence[HostCopy]) -> NDArray[np.int64]:
-        """Like :meth:`_ranges_of_blocks`, for each page of a state."""
-        copies = [copy for copy in copies if copy.state_pages]
-        ranges = np.empty((3, len(copies), len(self._begins)), dtype=np.int64)
-        for index, copy in enumerate(copies):
-            ranges[0, index] = copy.state_pages
-            ranges[1, index] = copy.slot * self._slot_bytes + self._begins
-        ranges[0] -= 1
+        ranges[0] = pages
         ranges[0] *= self._page_bytes
-        ranges[2] = self._lengths
-        return ranges.reshape(3, -1)
+        ranges[0] += self._before_pages
+        ranges[1, :num_blocks] = block_ids
+        ranges[1, :num_blocks] *= self._page_bytes
+        ranges[1, :num_blocks] += self._caches.kv.data_ptr()
+        ranges[2, :num_blocks] = self._page_bytes
+        if slots:
+            ranges[1, num_blocks:] = np.add.outer(np.array(slots) * self._slot_bytes, self._begins).ravel()
+            ranges[2, num_blocks:] = self._lengths * len(slots)
+        return ranges
 
 
 _TO_POOLS = [1, 0, 2]

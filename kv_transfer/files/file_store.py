@@ -146,7 +146,8 @@ class FileStore:
         return self._on_news is not None
 
     def num_known(self, keys: Sequence[bytes]) -> int:
-        return next((n for n, key in enumerate(keys) if not self.index.has_block(key)), len(keys))
+        # With a block, the index has all blocks before it, and mostly it lacks the last few.
+        return next((n for n in range(len(keys), 0, -1) if self.index.has_block(keys[n - 1])), 0)
 
     def has_start(self, key: bytes) -> bool:
         return self.may_read and self.index.has_start(key)
@@ -357,17 +358,31 @@ class FileStore:
             if not self._segments.is_current(segment):  # dropped meanwhile
                 self.figures.dropped += 1
                 return
+            piece = self._gather(memory, pages[first : first + most])
             num_bytes = 0
             for number in range(first, min(first + most, len(pages))):
                 size = self._bytes_of(len(job.block_pages), number)
-                data, check = segment.seal.close(offset, number, memory[pages[number] - 1, :size].data)
-                self._agent.buffer[num_bytes : num_bytes + size] = np.frombuffer(data, dtype=np.uint8)
+                page = piece[num_bytes : num_bytes + size]
+                data, check = segment.seal.close(offset, number, page)
+                if data is not page:
+                    page[:] = data
                 checks += check
                 num_bytes += size
             self._agent.write(segment.fd, at, num_bytes, IO_DEADLINE_S)
             at += num_bytes
             yield num_bytes
         self._finish(job, segment, bytes(checks), owner)
+
+    def _gather(self, memory: HostBytes, pages: Sequence[int]) -> memoryview:
+        """Copies pages into the buffer, and returns it.
+
+        One call copies all of them, and the interpreter's lock is free meanwhile: the engine's thread would
+        have to wait for the lock.
+        """
+        size = self._form.page_bytes
+        piece = self._agent.buffer[: len(pages) * size].reshape(-1, size)
+        np.take(memory, np.array(pages) - 1, axis=0, out=piece, mode="clip")  # "raise" copies twice
+        return self._agent.buffer.data
 
     def _finish(self, job: FileJob, segment: Segment, checks: bytes, owner: bytes) -> None:
         """Writes a record's header: from now on it can be read."""

@@ -71,3 +71,38 @@ def test_a_host_that_has_not_so_much_memory_is_told_so(bundled_model):
     caches, _, memory = make(bundled_model)
     with pytest.raises(CapacityError, match=r"`host_cache_bytes` .* can't give so much memory; lower it"):
         HostPages(caches, replace(memory, num_pages=1 << 50))
+
+
+def test_the_copies_of_one_plan_may_have_blocks_or_a_state_or_both(bundled_model):
+    caches, pages, memory = make(bundled_model, num_pages=400)
+    size = memory.state_pages
+    states = [tuple(range(first, first + size)) for first in (100, 300, 200)]
+    kv, state = caches.kv_words.clone(), caches.state.clone()
+    pages.save(
+        [
+            HostCopy((2, 7), (9, 3), 4, states[0]),
+            HostCopy((), (), 1, states[1]),
+            HostCopy((5,), (1,)),
+            HostCopy((8, 6, 3), (20, 21, 22), 2, states[2]),
+        ]
+    )
+    caches.kv_words.fill_(0)
+    caches.state.fill_(0)
+    pages.restore(
+        [HostCopy((1,), (22,)), HostCopy((4, 2), (9, 1), 3, states[2]), HostCopy((), (), 2, states[1])]
+    )
+    assert torch.equal(caches.kv_words[[1, 4, 2]], kv[[3, 2, 5]])
+    assert torch.equal(caches.state[[3, 2]], state[[2, 1]])
+    assert not caches.kv_words[[0, 3, 5, 6, 7, 8]].any()
+    assert not caches.state[[0, 1, 4]].any()
+
+
+def test_a_state_that_does_not_fill_its_last_page_leaves_the_next_page_alone(bundled_model):
+    caches, pages, memory = make(bundled_model, num_pages=400)
+    pages.memory[:] = 7
+    last = memory.state_pages
+    pages.save([HostCopy((), (), 4, tuple(range(1, last + 1)))])
+    filled = caches.state.shape[1] - (last - 1) * memory.page_bytes
+    assert 0 < filled <= memory.page_bytes
+    assert (pages.memory[last - 1, filled:] == 7).all()
+    assert (pages.memory[last:] == 7).all()
