@@ -86,34 +86,36 @@ class Boundaries:
 
         Raises ValueError if rows, offsets or slots are not as described above.
         """
-        num_rows, num_boundaries = len(write_slots), len(rows)
-        if (rows.diff() < 0).any():
+        # By numpy: with torch these small calculations take 0.2 ms, in each step with prompts.
+        after, inner, own = rows.numpy(), offsets.numpy(), slots.numpy()
+        starts, reads, writes = cu_seqlens.numpy(), read_slots.numpy(), write_slots.numpy()
+        num_segments = len(writes) + len(after)
+        if (np.diff(after) < 0).any():
             raise ValueError(f"boundaries must be in the order of their rows, got {rows.tolist()}")
-        if (slots == 0).any() or (write_slots[rows] == 0).any():
+        if (own == 0).any() or (writes[after] == 0).any():
             raise ValueError("neither a boundary's slot nor its row's write slot can be the null slot")
-        ends = rows + torch.arange(num_boundaries, dtype=torch.int32)  # the segment before each boundary
-        row_ids = torch.arange(num_rows + 1, dtype=torch.int32)
-        row_starts = row_ids + torch.searchsorted(rows, row_ids, out_int32=True)
-        cut_seqlens = torch.empty(num_rows + num_boundaries + 1, dtype=torch.int32)
-        cut_seqlens[row_starts] = cu_seqlens
-        cut_seqlens[ends + 1] = cu_seqlens[rows] + offsets
-        lengths = cut_seqlens.diff()
+        ends = after + np.arange(len(after))  # the segment before each boundary
+        row_ids = np.arange(len(writes) + 1)
+        row_starts = (row_ids + np.searchsorted(after, row_ids)).astype(np.int32)
+        cut_seqlens = np.empty(num_segments + 1, dtype=np.int32)
+        cut_seqlens[row_starts] = starts
+        cut_seqlens[ends + 1] = starts[after] + inner
+        lengths = np.diff(cut_seqlens)
         if (lengths[ends] <= 0).any() or (lengths[ends + 1] <= 0).any():
             raise ValueError(
                 f"offsets {offsets.tolist()} of rows {rows.tolist()} must ascend and be within the rows"
             )
-        cut_write = torch.empty(num_rows + num_boundaries, dtype=torch.int32)
-        cut_write[row_starts[1:] - 1] = write_slots
-        cut_write[ends] = slots
-        cut_read = cut_write.roll(1)
-        cut_read[row_starts[:-1]] = read_slots
-        cut_initial = torch.ones(num_rows + num_boundaries, dtype=torch.bool)
-        cut_initial[row_starts[:-1]] = has_initial
-        row_of = torch.repeat_interleave(row_starts.diff())
-        cut_before = num_before[row_of] + cut_seqlens[:-1] - cu_seqlens[row_of]
-        segments = Segments(
-            cut_seqlens, cut_read, cut_write, cut_initial, cut_before, row_starts, int(lengths.max())
-        )
+        cut_write = np.empty(num_segments, dtype=np.int32)
+        cut_write[row_starts[1:] - 1] = writes
+        cut_write[ends] = own
+        cut_read = np.roll(cut_write, 1)
+        cut_read[row_starts[:-1]] = reads
+        cut_initial = np.ones(num_segments, dtype=np.bool_)
+        cut_initial[row_starts[:-1]] = has_initial.numpy()
+        row_of = np.repeat(row_ids[:-1], np.diff(row_starts))
+        cut_before = num_before.numpy()[row_of] + cut_seqlens[:-1] - starts[row_of]
+        arrays = cut_seqlens, cut_read, cut_write, cut_initial, cut_before, row_starts
+        segments = Segments._make([*map(torch.from_numpy, arrays), int(lengths.max())])
         return cls(rows, offsets, slots, segments)
 
     def map(self, move: Callable[[Tensor], Tensor]) -> Boundaries:
