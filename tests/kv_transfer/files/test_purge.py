@@ -14,7 +14,6 @@ from kv_transfer.files import file_store
 from kv_transfer.files.offline_purge import folders, purge_folder
 from kv_transfer.files.purge import Purge
 from kv_transfer.files.seal import Sealer
-from testing.checkpoints.random_checkpoint import DENSE, make_checkpoint
 from testing.conditions import wait_until
 from testing.kv_transfer.filing import answers, conversations, filing, num_cached
 from wire.errors import ConfigError
@@ -295,10 +294,9 @@ def test_files_of_an_older_format_are_foreign(bundled_model, files):
 
 
 @pytest.mark.exhaustive
-def test_all_ranks_delete_their_shares(tmp_path):
-    model_dir = make_checkpoint(tmp_path / "dense", DENSE, seed=3)
+def test_all_ranks_delete_their_shares(bundled_model, tmp_path):
     files, two = settings(tmp_path / "files"), {"tensor_parallel": 2}
-    with filing(model_dir, files, **two) as one:
+    with filing(bundled_model, files, **two) as one:
         before = run_both(one)
         one.settle()
         num_starts, purged = one.purge(OF_ALICE)
@@ -312,7 +310,7 @@ def test_all_ranks_delete_their_shares(tmp_path):
         one.settle()
         one.purge(OF_ALICE)
         one.check_ranks_agree()
-    with filing(model_dir, files, **two) as again:
+    with filing(bundled_model, files, **two) as again:
         found = run_both(again)
         assert num_cached(found[ALICE]) == 0
         assert num_cached(found[BOB]) > 0
