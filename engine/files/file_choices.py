@@ -163,7 +163,8 @@ class FileChoices:
                 continue
             path = _path_of(start)
             num_known = self._files.num_known([block.key for block in path])
-            if num_known < len(path) or not self._files.has_start(key):
+            # Files that are not read for a while say that they have no start.
+            if num_known < len(path) or (start.state_pages and not self._files.has_start(key)):
                 known = path[num_known - 1].num_blocks if num_known else 0
                 return WriteToFiles(self._new_number(), key, known)
         return None

@@ -64,8 +64,13 @@ def live(machine, luck):
 
 def turn(machine, luck):
     """Lets something happen, most often a step."""
+    if machine.has_files and machine.is_reading and luck.random() < 0.4:
+        happen_to_a_read(machine, luck)
+        return
     pick = luck.randrange(100)
-    if pick < 30:
+    if pick < 12 and machine.has_files:
+        machine.recall(luck.randrange(100))
+    elif pick < 30:
         ask(machine, luck)
     elif pick < 75:
         machine.step(luck.randint(1, 3), luck.choice((0, 0, 1, 2, 20)), luck.choice((0.0, 0.0, 0.125, 1.0)))
@@ -73,8 +78,10 @@ def turn(machine, luck):
         machine.files_fail(luck.randint(0, 3), luck.choice(FAULTS))
     elif pick < 83 and machine.has_files:
         machine.time_passes(8.0)
-    elif pick < 85 and machine.has_files:
+    elif pick < 84 and machine.has_files:
         machine.restart()
+    elif pick < 87 and machine.has_files:
+        machine.forget(luck.random() < 0.7, luck.random() < 0.7)
     elif pick < 90:
         machine.tend(luck.choice(SESSIONS), luck.choice(get_args(SessionAction)))
     elif pick < 95:
@@ -85,6 +92,17 @@ def turn(machine, luck):
         machine.step_that_finds_damage(luck.randrange(100), 1)
     else:
         machine.cancel(luck.randrange(100))
+
+
+def happen_to_a_read(machine, luck):
+    pick = luck.randrange(4)
+    if pick == 0:
+        machine.overtake()
+    elif pick == 1:
+        machine.forget(on_device=False, in_host=True)
+        machine.files_fail(luck.randint(0, 3), "fail")
+    else:
+        machine.files_fail(luck.randint(0, 3), luck.choice(FAULTS))
 
 
 def ask(machine, luck):

@@ -40,16 +40,16 @@ class Shelf(NoFiles):
 
 
 class Rank:
-    def __init__(self):
-        self.host = HostTier(HostMemory(20, 10, 2))
+    def __init__(self, state_pages):
+        self.host = HostTier(HostMemory(20, 10, state_pages))
         self.tier = FileTier(self.host)
 
 
 class Server:
     """Two ranks, and the choices of the first one."""
 
-    def __init__(self, *starts):
-        self.ranks = [Rank(), Rank()]
+    def __init__(self, *starts, state_pages=2):
+        self.ranks = [Rank(state_pages), Rank(state_pages)]
         self.shelf = Shelf(*starts)
         self.now_s = 0.0
         self.come = []
@@ -110,6 +110,17 @@ def keys(text):
 
 def contents(host):
     return [(start.key, start.state_pages, start.is_pinned) for start in host._starts], host._pages.num_free
+
+
+def test_nothing_is_written_of_a_model_without_states_whose_blocks_are_all_in_files():
+    server = Server("abc", state_pages=0)
+    server.shelf.has_start = lambda key: False  # a disk has failed: nothing is read for a while
+    server.demote("abc")
+    server.step()
+    assert server.step().writes == ()
+    server.demote("abcd")
+    server.step()
+    assert [job.keys for job in server.step().writes] == [(b"abcd",)]
 
 
 def test_starts_are_written_one_at_a_time_in_the_order_in_which_they_came():
