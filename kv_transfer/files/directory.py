@@ -92,8 +92,8 @@ class Directory:
         return path, os.open(path, _READ | os.O_CREAT | os.O_EXCL, 0o600)
 
     def _hold(self) -> None:
-        """Makes and locks the folder again if somebody has deleted it. Raises :class:`OSError`, also if another
-        process has made and locked it meanwhile."""
+        """Makes and locks the folder again if somebody has deleted it. Raises :class:`OSError`, also if
+        another process has made and locked it meanwhile."""
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.path.mkdir(mode=0o700, exist_ok=True)
         with contextlib.suppress(FileNotFoundError):
