@@ -7,6 +7,7 @@ ends with the process, so a server that starts again finds what it has left.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import time
@@ -86,9 +87,25 @@ class Directory:
 
     def create(self) -> tuple[Path, int]:
         """Makes a new segment and returns its path and open file. Raises :class:`OSError`."""
-        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._hold()
         path = self.path / f"{time.time_ns():020d}{SUFFIX}"
         return path, os.open(path, _READ | os.O_CREAT | os.O_EXCL, 0o600)
+
+    def _hold(self) -> None:
+        """Makes and locks the folder again if somebody has deleted it. Raises :class:`OSError`, also if
+        another process has made and locked it meanwhile."""
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.path.mkdir(mode=0o700, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat((self.path / "lock").stat(), os.fstat(self._lock)):
+                return
+        # A lock belongs to a file, not to its name. Without a new one, a server that starts would take this
+        # folder, and `twinfang purge` would change it.
+        again = self.lock(self.path, self.number)
+        if again is None:
+            raise OSError(errno.EBUSY, "another server has taken the folder", str(self.path))
+        os.close(self._lock)
+        self._lock = again._lock
 
     def open(self, path: Path) -> int:
         """Opens a segment. Raises :class:`OSError`."""
