@@ -11,10 +11,12 @@ kept up to the best age (the index of Gittins, "Bandit Processes and Dynamic All
     rate(age) = max over end of  P(used by end) / mean requests until used or end
 
 A start that is used soon or never has a high rate at first, which falls once it has waited too long. Classes
-with few counts are drawn towards all classes together.
+with few counts are drawn towards their group, such as "used once", and groups towards all starts together.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
 
 NUM_AGES = 22
 """Age bin ``b`` holds the ages of ``b`` binary digits, so 0, 1, 2 to 3, 4 to 7 and so on."""
@@ -23,10 +25,8 @@ MEMORY = 0.9
 FIRST_REFRESH, REFRESH = 16, 256
 """Rates are computed after so many requests at first, and later."""
 PRIOR_STARTS = 4.0
-"""Number of starts that all classes together count for, in the rates of one class."""
-UNUSED_WEIGHT = 0.3
-"""What a start that was given up counts for, compared with one that was used: many of them would have been
-used later, after they are forgotten."""
+"""Number of starts that a group counts for in the rates of a class, and all groups together in those of a
+group."""
 PRIOR_BINS = 11
 """Before anything is learned, half of all starts are expected to be used, equally likely in each of the first
 bins."""
@@ -40,16 +40,21 @@ def age_bin(age: int) -> int:
     return min(age.bit_length(), NUM_AGES - 1)
 
 
+Counts = tuple[Sequence[float], float]
+"""Numbers of starts, or shares of them: those used at ages of each bin, and those that were not used."""
+
+
 class ReuseRates:
     """Counts of uses by class and age, of starts that were not used, and the rates that follow from them."""
 
-    def __init__(self, num_classes: int) -> None:
-        self._used = [[0.0] * NUM_AGES for _ in range(num_classes)]
-        self._unused = [0.0] * num_classes
+    def __init__(self, groups: Sequence[int]) -> None:
+        """``groups``: the group of each class, counted from 0."""
+        self._groups = groups
+        self._used = [[0.0] * NUM_AGES for _ in groups]
+        self._unused = [0.0] * len(groups)
         self._next_refresh = FIRST_REFRESH
-        self._prior_used = [0.5 / PRIOR_BINS] * PRIOR_BINS + [0.0] * (NUM_AGES - PRIOR_BINS)
-        prior = _rates(self._prior_used, 0.5)
-        self.rates = [prior] * num_classes
+        self._prior = [0.5 / PRIOR_BINS] * PRIOR_BINS + [0.0] * (NUM_AGES - PRIOR_BINS), 0.5
+        self.rates = [_rates(*self._prior)] * len(groups)
         """Uses per request to be expected, by class and age bin."""
 
     def used(self, start_class: int, age: int) -> None:
@@ -58,11 +63,11 @@ class ReuseRates:
 
     def ended(self, start_class: int) -> None:
         """Counts a start that was given up."""
-        self._unused[start_class] += UNUSED_WEIGHT
+        self._unused[start_class] += 1.0
 
     def used_after_end(self, start_class: int, age: int) -> None:
         """Counts a start as used that was given up and was missed at ``age``."""
-        self._unused[start_class] = max(0.0, self._unused[start_class] - UNUSED_WEIGHT)
+        self._unused[start_class] = max(0.0, self._unused[start_class] - 1.0)
         self.used(start_class, age)
 
     def refresh(self, request_number: int) -> None:
@@ -70,31 +75,35 @@ class ReuseRates:
         if request_number < self._next_refresh:
             return
         self._next_refresh = request_number + min(request_number, REFRESH)
-        used = [sum(counts) for counts in zip(*self._used, strict=True)]
-        unused = sum(self._unused)
-        used, unused = _mixed(used, unused, self._prior_used, 0.5)
-        total = sum(used) + unused
-        overall = [number / total for number in used]
-        share_unused = unused / total
-        rates = _rates(overall, share_unused)
+        together = _drawn(*self._counts(range(len(self._groups))), self._prior)
+        of_groups: list[Counts] = []
+        for group in range(max(self._groups) + 1):
+            members = [one for one, its_group in enumerate(self._groups) if its_group == group]
+            of_groups.append(_drawn(*self._counts(members), together))
+        group_rates = [_rates(*shares) for shares in of_groups]
         self.rates = [
-            _rates(*_mixed(counts, missing, overall, share_unused)) if missing or any(counts) else rates
-            for counts, missing in zip(self._used, self._unused, strict=True)
+            _rates(*_drawn(used, unused, of_groups[group])) if unused or any(used) else group_rates[group]
+            for group, used, unused in zip(self._groups, self._used, self._unused, strict=True)
         ]
         self._unused = [MEMORY * number for number in self._unused]
         for counts in self._used:
             counts[:] = [MEMORY * number for number in counts]
 
-
-def _mixed(
-    used: list[float], unused: float, prior_used: list[float], prior_unused: float
-) -> tuple[list[float], float]:
-    """Adds :data:`PRIOR_STARTS` starts that are distributed as the prior."""
-    mixed = [number + PRIOR_STARTS * share for number, share in zip(used, prior_used, strict=True)]
-    return mixed, unused + PRIOR_STARTS * prior_unused
+    def _counts(self, classes: Iterable[int]) -> Counts:
+        """Returns the counts of some classes together."""
+        members = list(classes)
+        used = [sum(numbers) for numbers in zip(*(self._used[one] for one in members), strict=True)]
+        return used, sum(self._unused[one] for one in members)
 
 
-def _rates(used: list[float], unused: float) -> list[float]:
+def _drawn(used: Sequence[float], unused: float, prior: Counts) -> Counts:
+    """Returns the shares of all starts, with :data:`PRIOR_STARTS` that are distributed as the prior."""
+    total = sum(used) + unused + PRIOR_STARTS
+    shares = [(number + PRIOR_STARTS * share) / total for number, share in zip(used, prior[0], strict=True)]
+    return shares, (unused + PRIOR_STARTS * prior[1]) / total
+
+
+def _rates(used: Sequence[float], unused: float) -> list[float]:
     rates = [0.0] * NUM_AGES
     num_left = unused
     last = max((bin_ for bin_ in range(NUM_AGES) if used[bin_] > 0.0), default=0)

@@ -4,7 +4,8 @@
                        / bytes that only this start holds: its state, and KV that leads to no other start
 
 Expected uses are learned (:mod:`engine.memory.reuse_rates`), in classes by where a start is, whether blocks
-follow it, and how often it was used. KV behind the last start of a branch saves nothing and goes first.
+follow it, and how often it was used. Classes are few, because a small cache sees few uses. KV behind the last
+start of a branch saves nothing and goes first.
 
 Starts wait in queues of one class and nearly equal worth (FLOP for each byte, in steps of half a power of 2).
 Within a queue the start that was used least recently stands in front. Only both ends of each queue are looked
@@ -26,7 +27,11 @@ from engine.memory.start_sizes import StartSizes
 
 MAX_HITS_DIGITS = 6
 NUM_HITS_BINS = MAX_HITS_DIGITS + 1
-NUM_CLASSES = len(Place) * 2 * NUM_HITS_BINS
+_KIND_OF_PLACE = [min(place, 1) + max(0, place - Place.NEAR_32) for place in Place]
+"""Places near an end are one kind. The other kinds are ends, other places inside, and branches."""
+NUM_CLASSES = (max(_KIND_OF_PLACE) + 1) * 2 * NUM_HITS_BINS
+_GROUPS = [start_class // 2 % NUM_HITS_BINS for start_class in range(NUM_CLASSES)]
+"""Classes of starts that were used equally often are a group."""
 NUM_WORTHS = 128
 """Bins of FLOP per byte: powers of 2 ** 0.5 from 1 up."""
 _WORTHS = [2.0 ** (bin_ / 2) for bin_ in range(NUM_WORTHS)]
@@ -67,7 +72,7 @@ class ValueEviction:
     def __init__(self, sizes: StartSizes, *, shares_memory: bool = False) -> None:
         self._sizes = sizes
         self._shares_memory = shares_memory
-        self._reuse = ReuseRates(NUM_CLASSES)
+        self._reuse = ReuseRates(_GROUPS)
         self._tails = LeafHeap()
         """Idle leaves without a state."""
         self._queues: dict[int, OrderedDict[CachedState, None]] = {}
@@ -245,7 +250,7 @@ class ValueEviction:
 def _class_of(state: CachedState) -> int:
     """Returns the class of a start. It is odd if blocks follow the start."""
     hits = min(state.num_hits.bit_length(), MAX_HITS_DIGITS)
-    return (state.place * NUM_HITS_BINS + hits) * 2 + (state.node.num_children > 0)
+    return (_KIND_OF_PLACE[state.place] * NUM_HITS_BINS + hits) * 2 + (state.node.num_children > 0)
 
 
 def start_neighbours(state: CachedState) -> tuple[CachedState | None, int]:

@@ -5,7 +5,7 @@ from engine.memory.reuse_rates import NUM_AGES, ReuseRates, age_bin
 
 def learned(uses, num_unused=0):
     """Rates of class 0 after uses at these ages."""
-    rates = ReuseRates(2)
+    rates = ReuseRates([0, 0])
     for age in uses:
         rates.used(0, age)
     for _ in range(num_unused):
@@ -15,7 +15,7 @@ def learned(uses, num_unused=0):
 
 
 def test_without_counts_a_rate_falls_with_age_as_in_lru():
-    first = ReuseRates(1).rates[0][1:]
+    first = ReuseRates([0]).rates[0][1:]
     assert all(younger >= older for younger, older in pairwise(first))
 
 
@@ -44,8 +44,18 @@ def test_a_class_without_counts_is_like_all_together():
     assert abs(unknown[age_bin(9)] / of_class[age_bin(9)] - 1) < 0.2
 
 
+def test_a_class_with_few_counts_is_like_its_group():
+    rates = ReuseRates([0, 0, 1, 1])
+    for _ in range(100):
+        rates.used(0, 10)
+        rates.ended(2)
+    rates.refresh(10_000)
+    assert rates.rates[1][0] > 0.8 * rates.rates[0][0]
+    assert rates.rates[3][0] < 0.2 * rates.rates[1][0]
+
+
 def test_a_missed_start_counts_as_used():
-    missed, ended = ReuseRates(1), ReuseRates(1)
+    missed, ended = ReuseRates([0]), ReuseRates([0])
     for _ in range(100):
         for rates in (missed, ended):
             rates.used(0, 10)
