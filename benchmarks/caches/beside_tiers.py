@@ -1,7 +1,7 @@
 """What running answers notice of tiers: the time of a token while cached prompts move to host memory, back,
 and to files.
 
-    python -m benchmarks.caches.beside_tiers --publish     # a minute
+    python -m benchmarks.caches.beside_tiers --publish     # three minutes
 
 Eight answers run. Measured is the time of an engine's step, which is the time of a token of each answer, and
 the CPU time of the engine's own thread in it.
@@ -47,8 +47,8 @@ NUM_ROWS, NUM_PAIRS = 8, 10
 NUM_SESSIONS, NUM_TURNS, ROOM_FOR_SESSIONS = 32, 12, 4
 FIRST_PROMPT, TURN_TOKENS = 400, 160
 STATES_EACH = 3
-TURNS_EACH, STEPS_EACH = 64, 400
-"""Turns, or decode steps, of a window."""
+TURNS_EACH, STEPS_EACH = 192, 1600
+"""Turns, or decode steps, of a window: some seconds, since other guests of a machine come and go."""
 HOST_BYTES = 96 << 20
 """Room for the conversations, and for few that have ended."""
 WARM_TURNS = 6 * NUM_SESSIONS
@@ -188,10 +188,9 @@ def beside_turns(model: Path, directory: Path, seed: int) -> dict[str, Any]:
     )
     sides = {"without": Side(model, num_sessions=NUM_SESSIONS), "with": tiered}
     prompts = conversations(seed)
-    for _ in range(WARM_TURNS // TURNS_EACH):
-        work = [next(prompts) for _ in range(TURNS_EACH)]
-        for side in sides.values():
-            side.turns(work)
+    work = [next(prompts) for _ in range(WARM_TURNS)]
+    for side in sides.values():
+        side.turns(work)
     measures = tiered.engine.measures
     before = vars(measures.host_cache) | {"written_bytes": measures.file_cache.written_bytes}
     windows: dict[str, list[Window]] = {name: [] for name in sides}
