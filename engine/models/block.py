@@ -65,7 +65,7 @@ class BlockStack:
         self.blocks = list(blocks)
         self.last_norm = last_norm
         storing = [[one for one in block.mixers if isinstance(one, StoringMixer)] for block in self.blocks]
-        self._last_storing = max(number for number, mixers in enumerate(storing) if mixers)
+        self._last_storing = max((number for number, mixers in enumerate(storing) if mixers), default=-1)
         self._last_mixers = storing[self._last_storing]
 
     def forward(self, x: Tensor, batch: Batch, caches: LayerCaches) -> Tensor:
@@ -74,6 +74,8 @@ class BlockStack:
 
     def store(self, x: Tensor, batch: Batch, caches: LayerCaches) -> None:
         """Update all caches as :meth:`forward` does. Nothing behind the last KV or state is computed."""
+        if self._last_storing < 0:  # an MTP layer may be experts alone
+            return
         x = self._normed_after(self._last_storing, x, batch, caches)
         for mixer in self._last_mixers:
             mixer.store(x, batch, caches)
