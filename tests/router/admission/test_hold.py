@@ -380,9 +380,9 @@ async def test_a_server_that_says_nothing_counts_as_absent_until_it_speaks(make_
     answer.cancel()
 
 
-async def test_a_decode_server_that_sends_something_is_not_silent_any_more(make_stack, monkeypatch):
-    """What failed there while it was frozen is tried again there, though nobody has looked since the thaw."""
-    stack = await make_stack(hold_s=0.0)
+async def frozen_with_a_request(stack, monkeypatch):
+    """Returns a decode server that is frozen while a request waits there, how the router sees it, and the
+    request."""
     decode = stack.decode[0]
     (worker,) = stack.services.pool._decode
     decode.script = silent
@@ -391,6 +391,13 @@ async def test_a_decode_server_that_sends_something_is_not_silent_any_more(make_
     monkeypatch.setattr(connection, "DESCRIBE_TIMEOUT_S", SHORT)
     decode.freeze()
     await until(lambda: worker.info is None and worker.problem)
+    return decode, worker, waiting
+
+
+async def test_a_decode_server_that_sends_something_is_not_silent_any_more(make_stack, monkeypatch):
+    """What failed there while it was frozen is tried again there, though nobody has looked since the thaw."""
+    stack = await make_stack(hold_s=0.0)
+    decode, worker, waiting = await frozen_with_a_request(stack, monkeypatch)
     monkeypatch.setattr(worker._connection, "look", asyncio.Event().wait)
     decode.script = saying([50])
     error = ErrorReply("transfer_failed", "its lease has expired")
@@ -404,14 +411,7 @@ async def test_a_decode_server_that_sends_only_stats_is_not_silent_any_more(make
     same."""
     monkeypatch.setattr(worker_watch, "BUSY_INTERVAL_S", SHORT / 20)
     stack = await make_stack(probe_interval_s=SHORT)
-    decode = stack.decode[0]
-    (worker,) = stack.services.pool._decode
-    decode.script = silent
-    waiting = asyncio.create_task(stack.complete(prompt=PROMPT, max_tokens=1))
-    await until(lambda: decode.submitted)
-    monkeypatch.setattr(connection, "DESCRIBE_TIMEOUT_S", SHORT)
-    decode.freeze()
-    await until(lambda: worker.info is None)
+    decode, worker, waiting = await frozen_with_a_request(stack, monkeypatch)
     monkeypatch.setattr(connection, "DESCRIBE_TIMEOUT_S", TIMEOUT_S)
     decode.thaw()
     await until(lambda: worker.info is not None)
