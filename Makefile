@@ -9,6 +9,9 @@ READY := $(VENV)/.ready
 PYTEST = $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 PIP_INSTALL = $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
+# Tests start some hundred processes. Without compiled modules, each of them compiles all its sources again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo test test-all test-kubernetes test-cluster lint hashes bench gpu clean

@@ -83,14 +83,17 @@ class Faults:
         self._ended = threading.Event()
         self._pool = ThreadPoolExecutor(len(fleet.processes))
 
-    def strike_for(self, seconds: float) -> None:
-        """Makes faults for ``seconds``; returns once all servers are in use. Raises the errors of the
-        faults."""
+    def strike_for(self, seconds: float, *, min_faults: int = 0) -> None:
+        """Makes faults for ``seconds``, and longer until ``min_faults`` have been made since the start.
+
+        Returns once all servers are in use. Raises the errors of the faults.
+        """
         end = time.monotonic() + seconds
-        while (left := end - time.monotonic()) > 0:
+        while (left := end - time.monotonic()) > 0 or len(self.struck) < min_faults:
             self._settle()
             self._strike_one()
-            time.sleep(min(left, self._rng.uniform(*PAUSE_S)))
+            pause_s = self._rng.uniform(*PAUSE_S)
+            time.sleep(min(left, pause_s) if left > 0 else pause_s)
         while self._busy:
             self._settle()
             time.sleep(0.05)

@@ -52,6 +52,8 @@ class Settings:
     """Length and intensity of the soak."""
 
     seconds: float
+    min_faults: int = 0
+    """The soak goes on until so many faults are over: on a busy machine each takes longer."""
     seed: int = 0
     lineup: Lineup = PLAIN
     concurrency: int = 16
@@ -248,7 +250,10 @@ def _disturbed(
         while (left := settings.seconds - (time.monotonic() - started)) > 0:
             clients.resume()
             # No short stretch at the end: it would be over before the first fault.
-            faults.strike_for(left if left < 1.5 * settings.pause_every_s else settings.pause_every_s)
+            if left < 1.5 * settings.pause_every_s:
+                faults.strike_for(left, min_faults=settings.min_faults)
+            else:
+                faults.strike_for(settings.pause_every_s)
             clients.pause()
             result.checks.append(until_idle(fleet, watch))
             result.seconds = time.monotonic() - started

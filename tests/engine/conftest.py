@@ -6,8 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from engine.grammar import grammars
 from testing.checkpoints.random_checkpoint import DENSE_WITH_MTP, MOE_WITH_MTP, make_checkpoint
 from testing.engines.speculating import Engines
+
+
+@pytest.fixture(autouse=True)
+def patient_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers wait long for the masks of their grammars: lanes have the lowest priority, and other tests take
+    the processor from them."""
+    monkeypatch.setattr(grammars, "MAX_WAITED_S", 600.0)
 
 
 @pytest.fixture(scope="module")

@@ -142,6 +142,7 @@ def test_answers_go_on_at_another_server_when_theirs_is_drained_and_undrained(st
     stack.wait_until(stack.is_idle, "nothing is left of the requests")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.in_clear  # its drain hook gets no certificate
 def test_answers_go_on_at_another_server_when_theirs_is_a_pod_that_is_deleted(stack, tmp_path):
     """With a router that follows pods, and the same servers."""

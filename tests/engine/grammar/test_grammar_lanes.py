@@ -33,7 +33,6 @@ def stingy(grammars, monkeypatch, **changes):
     """Smaller budgets, so that tests are soon done; the usual priority, since the machine may be busy."""
     limits = {"max_job_s": 0.2, "base_s": 0.2, "per_job_s": 0.002} | changes
     monkeypatch.setattr(grammars, "_own_settings", replace(grammars._own_settings, **limits))
-    monkeypatch.setattr(grammars_module, "MAX_WAITED_S", 600.0)
 
 
 @pytest.fixture

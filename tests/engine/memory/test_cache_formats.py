@@ -47,7 +47,7 @@ def further(*values):
     ("formats", "mode", "k"),
     [
         further(FP8, "none", 0),
-        (FP8, "align", 3),
+        further(FP8, "align", 3),
         (FP8, "all", 2),
         further(BFLOAT16, "align", 0),
         further(BFLOAT16, "none", 2),

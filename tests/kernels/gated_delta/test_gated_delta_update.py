@@ -8,6 +8,7 @@ from kernels.formats.stochastic_round import NEAREST, StateRounding, round_bfloa
 from kernels.gated_delta import gated_delta_update as module
 from kernels.gated_delta.gated_delta_update import gated_delta_update, gated_delta_update_reference
 from testing.kernels.delta_operands import HEADS, double, operands, state_shape, transformers_operands
+from testing.kernels.sweep import crossed
 
 TOLERANCE = {
     torch.float32: {"rtol": 2e-5, "atol": 2e-5},
@@ -30,17 +31,16 @@ ROWS = [  # read slots, write slots
 ]
 
 
-@pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize(
-    ("heads", "dtype", "state_dtype"),
-    [
-        *((heads, torch.float32, torch.float32) for heads in HEADS),
-        (HEADS[0], torch.float32, torch.bfloat16),
-        (HEADS[0], torch.bfloat16, torch.float32),
-        (HEADS[3], torch.bfloat16, torch.bfloat16),
-        (HEADS[4], torch.float16, torch.float32),
-    ],
-)
+KINDS = [  # heads, dtype, state's dtype
+    *((heads, torch.float32, torch.float32) for heads in HEADS),
+    (HEADS[0], torch.float32, torch.bfloat16),
+    (HEADS[0], torch.bfloat16, torch.float32),
+    (HEADS[3], torch.bfloat16, torch.bfloat16),
+    (HEADS[4], torch.float16, torch.float32),
+]
+
+
+@pytest.mark.parametrize(("rows", "heads", "dtype", "state_dtype"), crossed(ROWS, KINDS))
 def test_update_equals_the_reference_and_writes_only_its_slots(
     target, rows, heads, dtype, state_dtype, poisoned_pool
 ):

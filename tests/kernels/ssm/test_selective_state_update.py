@@ -6,6 +6,7 @@ import torch
 from kernels.formats.stochastic_round import NEAREST, StateRounding, round_bfloat16_reference
 from kernels.ssm import selective_state_update as module
 from kernels.ssm.selective_state_update import selective_state_update, selective_state_update_reference
+from testing.kernels.sweep import crossed
 
 NO_LIMIT = (0.0, float("inf"))
 TOLERANCE = {
@@ -62,18 +63,17 @@ HEADS = [  # heads, head dim, groups, state dim
 ]
 
 
-@pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize(
-    ("heads", "dtype", "state_dtype", "dt_limit"),
-    [
-        *((heads, torch.float32, torch.float32, NO_LIMIT) for heads in HEADS),
-        (HEADS[1], torch.float32, torch.float32, (0.3, 0.9)),
-        (HEADS[0], torch.float32, torch.bfloat16, NO_LIMIT),
-        (HEADS[0], torch.bfloat16, torch.float32, NO_LIMIT),
-        (HEADS[3], torch.bfloat16, torch.bfloat16, (0.001, 0.1)),
-        (HEADS[4], torch.float16, torch.float32, NO_LIMIT),
-    ],
-)
+KINDS = [  # heads, dtype, state's dtype, limits of dt
+    *((heads, torch.float32, torch.float32, NO_LIMIT) for heads in HEADS),
+    (HEADS[1], torch.float32, torch.float32, (0.3, 0.9)),
+    (HEADS[0], torch.float32, torch.bfloat16, NO_LIMIT),
+    (HEADS[0], torch.bfloat16, torch.float32, NO_LIMIT),
+    (HEADS[3], torch.bfloat16, torch.bfloat16, (0.001, 0.1)),
+    (HEADS[4], torch.float16, torch.float32, NO_LIMIT),
+]
+
+
+@pytest.mark.parametrize(("rows", "heads", "dtype", "state_dtype", "dt_limit"), crossed(ROWS, KINDS))
 def test_update_equals_the_reference_and_writes_only_its_slots(
     target, rows, heads, dtype, state_dtype, dt_limit, poisoned_pool
 ):
