@@ -4,7 +4,9 @@ have 16 tokens."""
 from __future__ import annotations
 
 import pytest
+from _pytest.mark.structures import ParameterSet
 
+from kernels.formats.stochastic_round import NEAREST, StateRounding
 from testing.kernels.ragged_rows import Row, random_rows
 
 ROWS = [  # (length, read slot, write slot, has_initial) of each row
@@ -30,6 +32,22 @@ NARROW_ROWS = {  # rows that start anywhere in their sequences
     ],
     "boundaries": [Row(90, 2, 2, True, {28: 7, 60: 8}, num_before=100), Row(20, 0, 3, False, {16: 9})],
 }
+ROUNDINGS = {"nearest": NEAREST, "by_chance": StateRounding.stochastic(2, first_head=3)}
+
+
+def narrow_rows() -> list[ParameterSet]:
+    """Return :data:`NARROW_ROWS`, each with each rounding. By chance, rows that start on the grid run only in
+    ``make test-all``."""
+    return [
+        pytest.param(
+            rows,
+            rounding,
+            id=f"{name}-{kind}",
+            marks=[pytest.mark.exhaustive] if kind == "by_chance" and name in ("new", "on the grid") else [],
+        )
+        for name, rows in NARROW_ROWS.items()
+        for kind, rounding in ROUNDINGS.items()
+    ]
 
 
 def further(*values: int) -> list[object]:

@@ -13,7 +13,7 @@ from kernels.ssm.boundaries import segments_of
 from testing.kernels.delta_operands import HEADS, double, operands, state_shape, transformers_operands
 from testing.kernels.interpreted import skip_bfloat16_in_the_interpreter
 from testing.kernels.ragged_rows import NUM_SLOTS, RaggedRows, Row
-from testing.kernels.rows_to_scan import BOUNDARY_ROWS, NARROW_ROWS, ROWS, further
+from testing.kernels.rows_to_scan import BOUNDARY_ROWS, ROWS, further, narrow_rows
 
 TOLERANCE = {
     torch.float32: {"rtol": 5e-5, "atol": 5e-5},
@@ -106,10 +106,7 @@ def test_scan_stores_the_states_at_boundaries_too(target, rows, heads, dtype, st
     close(pool.view[last], plain_state[last], dtype, state_dtype)
 
 
-@pytest.mark.parametrize(
-    "rounding", [NEAREST, StateRounding.stochastic(2, first_head=3)], ids=["nearest", "by_chance"]
-)
-@pytest.mark.parametrize("rows", NARROW_ROWS.values(), ids=NARROW_ROWS.keys())
+@pytest.mark.parametrize(("rows", "rounding"), narrow_rows())
 def test_a_bfloat16_state_is_rounded_on_the_grid_and_the_scan_goes_on_from_that(
     target, rows, rounding, poisoned_pool
 ):

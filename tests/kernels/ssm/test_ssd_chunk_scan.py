@@ -12,7 +12,7 @@ from kernels.ssm.selective_state_update import selective_state_update
 from kernels.ssm.ssd_chunk_scan import ssd_chunk_scan, ssd_chunk_scan_reference
 from testing.kernels.interpreted import skip_bfloat16_in_the_interpreter
 from testing.kernels.ragged_rows import NUM_SLOTS, RaggedRows, Row
-from testing.kernels.rows_to_scan import BOUNDARY_ROWS, NARROW_ROWS, ROWS, further
+from testing.kernels.rows_to_scan import BOUNDARY_ROWS, ROWS, further, narrow_rows
 
 NO_LIMIT = (0.0, float("inf"))
 TOLERANCE = {
@@ -156,10 +156,7 @@ def test_a_row_resumed_from_a_boundary_equals_the_row_in_one_go(target, boundary
     torch.testing.assert_close(pool.view[4], pool.view[2], **TOLERANCE[torch.float32])
 
 
-@pytest.mark.parametrize(
-    "rounding", [NEAREST, StateRounding.stochastic(2, first_head=3)], ids=["nearest", "by_chance"]
-)
-@pytest.mark.parametrize("rows", NARROW_ROWS.values(), ids=NARROW_ROWS.keys())
+@pytest.mark.parametrize(("rows", "rounding"), narrow_rows())
 @pytest.mark.parametrize("heads", [(4, 16, 2, 32), (3, 24, 3, 20)])
 def test_a_bfloat16_state_is_rounded_on_the_grid_and_the_scan_goes_on_from_that(
     target, heads, rows, rounding, poisoned_pool
