@@ -259,7 +259,8 @@ def _write(store: FileStore, memory: object) -> None:
 def _row(windows: dict[str, list[Window]]) -> dict[str, Any]:
     both = list(zip(windows["without"], windows["with"], strict=True))
     ratios = [tiered.step_ms / plain.step_ms for plain, tiered in both]
-    of_pairs = [statistics.median(few) for few in zip(*[iter(ratios)] * WINDOWS_EACH, strict=True)]
+    starts = range(0, len(ratios), WINDOWS_EACH)
+    of_pairs = [statistics.median(ratios[start : start + WINDOWS_EACH]) for start in starts]
     cpu_ratios = [tiered.engine_cpu_ms / plain.engine_cpu_ms for plain, tiered in both]
     return {
         "token_ms": {name: statistics.median(one.step_ms for one in ones) for name, ones in windows.items()},

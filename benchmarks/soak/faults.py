@@ -89,11 +89,10 @@ class Faults:
         Returns once all servers are in use. Raises the errors of the faults.
         """
         end = time.monotonic() + seconds
-        while (left := end - time.monotonic()) > 0 or len(self.struck) < min_faults:
+        while time.monotonic() < end or len(self.struck) < min_faults:
             self._settle()
             self._strike_one()
-            pause_s = self._rng.uniform(*PAUSE_S)
-            time.sleep(min(left, pause_s) if left > 0 else pause_s)
+            time.sleep(self._rng.uniform(*PAUSE_S))
         while self._busy:
             self._settle()
             time.sleep(0.05)
