@@ -22,9 +22,9 @@ from wire.messages.cache_salt import owner_of
 from wire.messages.prefixes import KEY_BYTES
 
 ALIGNMENT = 512
-FORMAT = 3
+FORMAT = 4
 """Increase it when the layout below changes, or when a model's blocks and states get other bits. Servers
-delete segments of another format. Before format 3 records had no owners."""
+delete segments of another format. Before format 3 records had no owners, before format 4 another checksum."""
 SEGMENT_ID_BYTES = 16
 MAX_BODY_BYTES = 64 << 20
 """A longer body is damage: it would hold the keys of 30 million tokens."""
