@@ -13,8 +13,9 @@ the CPU time of the engine's own thread in it.
   may.
 
 The files' thread has the other core. Windows of both sides take turns, and are shorter than the time in which
-other guests of the machine come and go: they can slow a core by half for a second. A pair has eight windows
-of each side, with equal work, and its ratio is their median.
+other guests of the machine come and go: they can slow a core by half for a second. A pair has 32 windows
+of each side, with equal work, and its ratio is their median. Two equal engines differ by a percent or two, by
+where their memory lies. So turns have two engines a side, which take turns too.
 """
 
 from __future__ import annotations
@@ -46,12 +47,12 @@ from twinfang.bench.machine import machine
 from twinfang.flags.table import BUNDLED_MODEL
 from wire.messages.sampling_params import SamplingParams
 
-NUM_ROWS, NUM_PAIRS, WINDOWS_EACH = 8, 10, 8
+NUM_ROWS, NUM_PAIRS, WINDOWS_EACH = 8, 10, 32
 NUM_SESSIONS, NUM_TURNS, ROOM_FOR_SESSIONS = 32, 12, 4
 FIRST_PROMPT, TURN_TOKENS = 400, 160
 STATES_EACH = 3
-TURNS_EACH, STEPS_EACH = 32, 320
-"""Turns, or decode steps, of a window: half a second."""
+TURNS_EACH, STEPS_EACH = 8, 80
+"""Turns, or decode steps, of a window: an eighth of a second."""
 HOST_BYTES = 96 << 20
 """Room for the conversations, and for few that have ended."""
 WARM_TURNS = 6 * NUM_SESSIONS
@@ -183,39 +184,51 @@ def conversations(seed: int) -> Iterator[list[int]]:
 
 def beside_turns(model: Path, directory: Path, seed: int) -> dict[str, Any]:
     """Returns what turns cost with tiers and without."""
-    tiered = Side(
-        model,
-        num_sessions=ROOM_FOR_SESSIONS,
-        host_bytes=HOST_BYTES,
-        files=FileCache(directory, 4 << 30),
-    )
-    sides = {"without": Side(model, num_sessions=NUM_SESSIONS), "with": tiered}
+    plain = [Side(model, num_sessions=NUM_SESSIONS)]
+    tiered = [
+        Side(
+            model,
+            num_sessions=ROOM_FOR_SESSIONS,
+            host_bytes=HOST_BYTES,
+            files=FileCache(directory / str(number), 4 << 30),
+        )
+        for number in range(2)
+    ]
+    plain.append(Side(model, num_sessions=NUM_SESSIONS))
+    sides = {"without": plain, "with": tiered}
     prompts = conversations(seed)
     work = [next(prompts) for _ in range(WARM_TURNS)]
-    for side in sides.values():
+    for side in (*plain, *tiered):
         side.turns(work)
-    measures = tiered.engine.measures
-    before = vars(measures.host_cache) | {"written_bytes": measures.file_cache.written_bytes}
+    before = _moved(tiered)
     windows: dict[str, list[Window]] = {name: [] for name in sides}
     spent_s = 0.0
-    for window in range(NUM_PAIRS * WINDOWS_EACH):
+    for window in range(NUM_PAIRS * WINDOWS_EACH // 2):
         work = [next(prompts) for _ in range(TURNS_EACH)]
         names = list(sides)
-        for name in names if window % 2 else reversed(names):
-            start = time.perf_counter()
-            windows[name].append(sides[name].turns(work))
-            spent_s += (time.perf_counter() - start) * (name == "with")
-    after = vars(measures.host_cache) | {"written_bytes": measures.file_cache.written_bytes}
-    rates = {
-        name: (after[name] - before[name]) / spent_s for name in ("promoted", "demoted", "written_bytes")
-    }
-    for side in sides.values():
+        for number in range(2):
+            for name in names if window % 2 else reversed(names):
+                start = time.perf_counter()
+                windows[name].append(sides[name][number].turns(work))
+                spent_s += (time.perf_counter() - start) * (name == "with")
+    rates = {name: (after - before[name]) / spent_s for name, after in _moved(tiered).items()}
+    for side in (*plain, *tiered):
         side.close()
     return _row(windows) | {
         "turns_per_s": NUM_PAIRS * WINDOWS_EACH * TURNS_EACH / spent_s,
         "promoted_per_s": rates["promoted"],
         "demoted_per_s": rates["demoted"],
         "written_mb_per_s": rates["written_bytes"] / 1e6,
+    }
+
+
+def _moved(sides: Sequence[Side]) -> dict[str, int]:
+    """Returns what the engines have moved between their tiers until now."""
+    measures = [side.engine.measures for side in sides]
+    return {
+        "promoted": sum(one.host_cache.promoted for one in measures),
+        "demoted": sum(one.host_cache.demoted for one in measures),
+        "written_bytes": sum(one.file_cache.written_bytes for one in measures),
     }
 
 
@@ -237,6 +250,8 @@ def beside_writes(model: Path, directory: Path, seed: int) -> dict[str, Any]:
     for window in range(NUM_PAIRS * WINDOWS_EACH):
         names = list(windows)
         for name in names if window % 2 else reversed(names):
+            while not side.store.may_write:  # what the last window has asked for is still being written
+                time.sleep(0.01)
             start, start_cpu = time.perf_counter(), time.thread_time()
             for _ in range(STEPS_EACH):
                 if name == "with" and side.store.may_write:

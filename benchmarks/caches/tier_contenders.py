@@ -29,7 +29,7 @@ from benchmarks.side_by_side.contenders.arrangement import (
 from benchmarks.side_by_side.contenders.vllm import Vllm
 from engine.config import EngineConfig
 from engine.models import read_config
-from kv_transfer.files.file_store import WRITE_BYTES_PER_S
+from kv_transfer.files.file_store import WRITE_BYTES_PER_S, WRITE_CORE_SHARE
 from testing.fleets.stack import running_stack
 from twinfang.stack.ports import free_ports
 from wire.errors import TwinfangError
@@ -43,6 +43,8 @@ STATES_EACH = 3
 SERVER = "both-0"
 FILE_CACHE_GIB = 8
 WRITE_MARGIN = 1.3
+WRITE_CPU_S = 1.5e-3
+"""Processor time of writing a prompt, at most. The files' thread may use a small part of a core."""
 GIB, MIB = 1 << 30, 1 << 20
 FIGURES = re.compile(r"^twinfang_((?:host|file)_cache_\w+)(?:\{kind=\"(\w+)\"\})? (\S+)$", re.MULTILINE)
 FAILURES = (LoadError, TwinfangError, httpx.HTTPError, OSError, ExceptionGroup)
@@ -122,7 +124,8 @@ class Ours:
     def pace_s(self, model: Path, load: TierLoad) -> float:
         """Files are written at a limited rate: requests that come faster leave host memory unwritten."""
         room = Room.of(model, load)
-        return WRITE_MARGIN * room.turn_bytes / WRITE_BYTES_PER_S if self.has_files else 0.0
+        write_s = max(room.turn_bytes / WRITE_BYTES_PER_S, WRITE_CPU_S / WRITE_CORE_SHARE)
+        return WRITE_MARGIN * write_s if self.has_files else 0.0
 
     def command(self, model: Path, load: TierLoad) -> str:
         return shlex.join(["twinfang", "serve", *self._flags(model, load, Path("DIR"))[2:]])

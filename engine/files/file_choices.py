@@ -53,6 +53,8 @@ class LookUps(Protocol):
         """With ``has_neighbour``, only those for which another server has a start."""
 
 
+PRICE_S = 0.5
+"""Between two looks at what a read costs. It is a mean of many reads and steps; routers ask less often."""
 OnRead = Callable[[bool], None]
 """Gets whether a start was read."""
 
@@ -91,6 +93,7 @@ class FileChoices:
         self._read_cost = read_cost
         self._clock = clock
         self._figures = files.figures
+        self._next_price_s = -math.inf
         self._next_number = secrets.randbits(62)  # a record keeps it: no other server writes the same one
         self._unwritten: dict[bytes, None] = {}
         """Starts that came to host memory and are not in files yet; some may have left host memory."""
@@ -138,8 +141,11 @@ class FileChoices:
             self._price()
 
     def _price(self) -> None:
-        """Notes for routers what reading a start costs now."""
-        self._host.journal.price(Tier.FILES, self._read_cost())
+        """Notes for routers what reading a start costs, if that has not been looked at for a while."""
+        now_s = self._clock()
+        if now_s >= self._next_price_s:
+            self._next_price_s = now_s + PRICE_S
+            self._host.journal.price(Tier.FILES, self._read_cost())
 
     # --- out -------------------------------------------------------------------------------------
 

@@ -41,8 +41,11 @@ lines = RepeatedLines(log)
 BUFFER_BYTES = 4 << 20
 WRITE_PIECE_BYTES = 1 << 20
 WRITE_BYTES_PER_S = 20 << 20
-"""A piece takes 0.5 ms of one core, beside what the system writes: 1 % of a core at this rate. What running
-answers notice is the interpreter's lock: steps of 0.65 ms take 4 % longer (docs/cache-tiers.md)."""
+"""A piece takes 0.5 ms of one core, beside what the system writes: 1 % of a core at this rate."""
+WRITE_CORE_SHARE = 0.0075
+"""The part of a core that this thread uses for writes, at most. What running answers notice of it is the
+interpreter's lock: each piece takes it about eight times, whatever its size, and the engine's thread waits
+about as long as this thread works (docs/cache-tiers.md)."""
 IO_DEADLINE_S = 30.0
 """If a piece takes longer, it counts as failed."""
 PAUSE_S = 30.0
@@ -322,21 +325,21 @@ class FileStore:
         self._write = task.job, self._pieces(task)
 
     def _write_on(self, job: FileJob, pieces: Iterator[int]) -> None:
-        """Writes the next piece."""
-        is_done = False
+        """Writes the next piece, then rests."""
+        began_cpu_s, num_bytes, is_done = time.thread_time(), 0, False
         try:
-            num_bytes = next(pieces, None)
-            if num_bytes is not None:
-                self._next_write_s = time.monotonic() + num_bytes / WRITE_BYTES_PER_S
-                return
-            is_done = True
+            num_bytes = next(pieces, 0)
+            is_done = not num_bytes
         except (OSError, TransferError) as error:
             kind: FileFailure = "full" if isinstance(error, OSError) and error.errno in _FULL else "write"
             self._failed(kind, str(error))
             self._segments.end_current()  # what was written of the record is never written over
             self._writes_from_s = time.monotonic() + PAUSE_S
-        self._write = None
-        self._end(job, is_done=is_done, is_write=True)
+        rest_s = max(num_bytes / WRITE_BYTES_PER_S, (time.thread_time() - began_cpu_s) / WRITE_CORE_SHARE)
+        self._next_write_s = time.monotonic() + rest_s
+        if not num_bytes:
+            self._write = None
+            self._end(job, is_done=is_done, is_write=True)
 
     def _pieces(self, task: _Task) -> Iterator[int]:
         """Writes one record, and yields the number of bytes after each piece of it."""

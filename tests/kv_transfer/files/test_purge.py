@@ -161,7 +161,8 @@ def test_a_purge_that_a_crash_has_cut_off_is_made_again(bundled_model, files, tm
     check_bob_alone_is_left(bundled_model, crashed)
 
 
-def test_a_start_that_is_half_written_is_not_written(bundled_model, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("limit", "least"), [("WRITE_BYTES_PER_S", 1), ("WRITE_CORE_SHARE", 1e-9)])
+def test_a_start_that_is_half_written_is_not_written(bundled_model, tmp_path, monkeypatch, limit, least):
     files = settings(tmp_path)
     with filing(bundled_model, files) as one:
         one.run(PROMPTS[BOB], cache_salt=BOB)
@@ -169,7 +170,7 @@ def test_a_start_that_is_half_written_is_not_written(bundled_model, tmp_path, mo
         one.engine.scheduler.owned.cache.clear()  # so that nothing of bob is written any more
         with monkeypatch.context() as patch:
             patch.setattr(file_store, "WRITE_PIECE_BYTES", 4096)
-            patch.setattr(file_store, "WRITE_BYTES_PER_S", 1)  # the second piece comes after an hour
+            patch.setattr(file_store, limit, least)  # the second piece comes after an hour
             first = one.run(PROMPTS[ALICE], cache_salt=ALICE)
             wait_until(lambda: one.step() or waits_for_an_hour(one), "the first piece is written")
             places = extents_of(one, owner_of_key("alice"))
