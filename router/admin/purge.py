@@ -170,7 +170,7 @@ async def _purge_each(
 
 
 def _nothing_found(body: PurgeBody, services: Services, num_servers: int) -> str:
-    nothing = f"none of {num_servers} servers had cached anything of that"
+    nothing = f"none of the router's servers ({num_servers}) had such a prompt"
     keys = () if services.key_file is None else services.key_file.keys
     if body.key is None or body.key in {key.name for key in keys}:
         return nothing

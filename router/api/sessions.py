@@ -66,7 +66,11 @@ async def retain_session(request: Request) -> Response:
     """Keep the session's newest starts in host memory for a time, counted from now."""
     body = await read_json(request, RetainBody)
     seconds = body.seconds
-    if seconds is None or not 1 <= seconds <= MAX_RETAIN_S or math.isnan(seconds):
+    if seconds is None:
+        raise InvalidRequestError(
+            f"give seconds: for how long to keep the starts, 1 to {MAX_RETAIN_S:.0f}", param="seconds"
+        )
+    if not 1 <= seconds <= MAX_RETAIN_S or math.isnan(seconds):
         raise InvalidRequestError(
             f"seconds must be between 1 and {MAX_RETAIN_S:.0f}, got {shown(seconds)}", param="seconds"
         )

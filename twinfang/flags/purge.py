@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from twinfang.flags.file_cache import FILE_CACHE_DIR, FILE_CACHE_KEY_FILE
 from twinfang.flags.flag import Flag, FlagGroup
@@ -21,6 +22,7 @@ def _salt(text: str) -> str:
     return text
 
 
+DIRECTORY = replace(FILE_CACHE_DIR, help="directory that servers were given as --file-cache-dir")
 OF_KEY = Flag(
     *("--of-key", "NAME", _key_name), "delete the prompts of this API key, or of tenant:NAME with tokens"
 )
@@ -39,6 +41,6 @@ EVERYTHING = Flag(
 )
 TARGETS = (OF_KEY, OF_SALT, OLDER_THAN, EVERYTHING)
 GROUPS = (
-    FlagGroup("files", (FILE_CACHE_DIR, FILE_CACHE_KEY_FILE)),
+    FlagGroup("files", (DIRECTORY, FILE_CACHE_KEY_FILE)),
     FlagGroup("what to delete (one of these)", TARGETS),
 )
