@@ -1,5 +1,5 @@
-"""A ``twinfang`` whose servers have the faults of :mod:`testing.fleets.injected`, above all decode servers that
-a test can slow down: ``python -m testing.fleets.slowed up …``.
+"""A ``twinfang`` whose servers have the faults of :mod:`testing.fleets.injected`. Above all, a test can slow
+its decode servers down: ``python -m testing.fleets.slowed up …``.
 
 An answer's duration depends on the machine's speed. A test that disturbs running answers slows them down, so
 that they last long enough on any machine (:meth:`testing.fleets.stack.Stack.slow_steps`).

@@ -285,8 +285,8 @@ _shared: list[Stacks] = []
 
 @pytest.fixture(scope="package")
 def stacks() -> Iterator[Stacks]:
-    """``stacks("up", "--decode", "2")`` is a stack that the tests below this ``conftest.py`` share. A stack that
-    nobody asks still takes 1 % of a core, so it ends with them."""
+    """``stacks("up", "--decode", "2")`` is a stack that the tests below this ``conftest.py`` share. It ends
+    with them, because a stack that nobody asks still takes 1 % of a core."""
     with _sharing() as shared:
         yield shared
 
