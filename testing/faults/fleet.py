@@ -27,6 +27,7 @@ import httpx
 
 from testing.conditions import wait_until
 from testing.faults.network import Host, Network
+from testing.fleets import slowed
 from testing.fleets.fault_folder import FOLDER_VARIABLE, switched_on
 from testing.fleets.fleet import START_DEADLINE_S, make_processes, running
 from testing.fleets.fleet import Fleet as ServerFleet
@@ -202,7 +203,7 @@ def _running(
             *("--prefill-policy", "round_robin", "--decode-policy", "round_robin"),
             *("--hold-s", str(HOLD_S), "--admin-token-file", str(token)),
         ),
-        server_module="testing.fleets.injected",
+        server_module=slowed.MODULE,
         environment={"UCX_TLS": ucx_tls, FOLDER_VARIABLE: str(faults)},
         places=places,
     )

@@ -32,7 +32,7 @@ START_DEADLINE_S = 200.0
 STOP_DEADLINE_S = 60.0
 CALL_TIMEOUT_S = 10.0
 START_INTERVAL_S = 0.2
-"""Polling interval; not shorter, because a starting process needs the cores."""
+"""Polling interval; not shorter, because starting processes, and routers that connect, need the cores."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class Fleet:
         routers use all servers."""
         started = [self[name] for name in names or (*self.servers, *self.routers) if not self[name].is_alive]
         self._start(started)
-        wait_until(self.is_connected, "every router uses all its servers")
+        wait_until(self.is_connected, "every router uses all its servers", interval_s=START_INTERVAL_S)
 
     def start_alone(self, name: str) -> None:
         """Starts one process. Returns once it serves, even if no router knows it yet."""

@@ -1,5 +1,4 @@
-"""A ``twinfang`` with injected faults that a test switches on: ``python -m testing.fleets.injected decode
-…``.
+"""Faults that a test switches on in a server's process: ``python -m testing.fleets.slowed decode …``.
 
 A fault is on while a file of its name lies in the folder that the environment names
 (:mod:`testing.fleets.fault_folder`). Without such a file the process behaves like ``python -m twinfang``.
@@ -47,8 +46,6 @@ from kv_transfer.nixl.agent import TransferAgent
 from kv_transfer.reads.lease_renewer import LeaseRenewer
 from kv_transfer.reads.transfer import Transfer
 from kv_transfer.starts.start_transfer import StartTransfer
-from testing.fleets.fault_folder import FOLDER_VARIABLE
-from twinfang.__main__ import run
 from wire.server import GrpcServer
 
 REST_S = 0.02
@@ -219,8 +216,3 @@ def _give_up_as_if_settled(sound: Callable[..., Any], transfer: Transfer) -> Non
     )
     transfer._setup = dataclasses.replace(setup, listener=listener)
     sound(transfer)
-
-
-if __name__ == "__main__":
-    inject(Path(os.environ[FOLDER_VARIABLE]))
-    run()

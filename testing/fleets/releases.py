@@ -88,12 +88,12 @@ class Processes:
         self._start(release, f"{LOOPBACK}:{port}", role, "--model", str(BUNDLED_MODEL), *ports, *self.flags)
         return f"{LOOPBACK}:{port}"
 
-    def router(self, release: Release, prefill: list[str], decode: list[str]) -> str:
+    def router(self, release: Release, prefill: list[str], decode: list[str], *flags: str) -> str:
         """Starts a router of these servers and returns its URL."""
         (port,) = self._held_ports(1)
         servers = [one for address in prefill for one in ("--prefill", address)]
         servers += [one for address in decode for one in ("--decode", address)]
-        self._start(release, f"{LOOPBACK}:{port}", "router", "--port", port, *servers)
+        self._start(release, f"{LOOPBACK}:{port}", "router", "--port", port, *servers, *flags)
         return f"http://{LOOPBACK}:{port}"
 
     def until_ready(self, url: str) -> None:

@@ -4,7 +4,7 @@
         httpx.post(f"{stack.url}/v1/completions", json=...)
         stack.stats()["decode-0"].transfer_bytes
 
-Through the session's fixture ``stacks``, tests share one stack of the same flags. Tests that kill or freeze
+Through the fixture ``stacks``, tests of a folder share one stack of the same flags. Tests that kill or freeze
 processes start stacks for themselves. A failed test shows the end of the log of each stack that it used. A
 folder's ``conftest.py`` switches shared stacks and logs on with
 
@@ -252,7 +252,7 @@ def running_router(*flags: str, deadline_s: float = START_DEADLINE_S) -> Iterato
 
 
 class Stacks:
-    """Stacks that a session's tests share, by command and flags."""
+    """Stacks that tests share, by command and flags."""
 
     def __init__(self, exits: contextlib.ExitStack) -> None:
         self._exits = exits
@@ -283,9 +283,10 @@ class Stacks:
 _shared: list[Stacks] = []
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def stacks() -> Iterator[Stacks]:
-    """``stacks("up", "--decode", "2")`` is a stack that this session's tests share."""
+    """``stacks("up", "--decode", "2")`` is a stack that the tests below this ``conftest.py`` share. It ends
+    with them, because a stack that nobody asks still takes 1 % of a core."""
     with _sharing() as shared:
         yield shared
 

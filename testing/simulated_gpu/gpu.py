@@ -15,10 +15,9 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map
 
 from testing.simulated_gpu.captured_operators import reason_to_refuse
-from testing.simulated_gpu.device_tensor import DeviceTensor, arguments_of_to, plain
+from testing.simulated_gpu.device_tensor import DeviceTensor, arguments_of_to, leaves, mapped, plain
 from testing.simulated_gpu.graphs import Graph, HeldMemory, poison
 from testing.simulated_gpu.kernels import Launch, queued_kernels
 from testing.simulated_gpu.shapes import Shapes, Spec
@@ -171,7 +170,7 @@ class SimulatedGpu:
         def operation() -> None:
             self._state.executing = True
             try:
-                with torch.inference_mode():
+                with torch.inference_mode(), torch._C.DisableTorchFunction():
                     run()
             finally:
                 self._state.executing = False
@@ -198,29 +197,27 @@ class SimulatedGpu:
         if reason := reason_to_wait(name, args, kwargs, lambda one: isinstance(one, DeviceTensor)):
             self._wait(f"{name}: {reason}")
             if "in host memory" not in reason:  # the result needs values: compute it now
-                return tree_map(self._wrapped, func(*plain(args), **plain(kwargs)))
+                return mapped(self._wrapped, func(*plain(args), **plain(kwargs)))
         if func.is_view or name in ("detach", "lift_fresh"):
             made = func(*plain(args), **plain(kwargs))
-            if all(
-                map(partial(_is_view, of=args[0].plain), tree_leaves(made))
-            ):  # `to` and `reshape` may copy
-                return tree_map(partial(self._wrapped, base=args[0]), made)
+            if all(map(partial(_is_view, of=args[0].plain), leaves(made))):  # `to` and `reshape` may copy
+                return mapped(partial(self._wrapped, base=args[0]), made)
         return self._queue_operator(func, name, args, kwargs)
 
     def _queue_operator(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         written = _written(func, args, kwargs)
         results = written
         if written is None:
-            results = tree_map(self._made, self._shapes.result(func, args, kwargs))
+            results = mapped(self._made, self._shapes.result(func, args, kwargs))
         if not self.is_dry or name not in ("empty", "empty_like", "empty_strided", "new_empty"):
             self._note_operator(name, (args, kwargs, () if results is written else results))
         if self.is_dry or name.startswith(("empty", "new_empty")):
             return results
         held_args, held_kwargs = plain(args), plain(kwargs)
-        places = [] if written is not None else [one.plain for one in tree_leaves(results)]
+        places = [] if written is not None else [one.plain for one in leaves(results)]
 
         def run() -> None:
-            computed = tree_leaves(func(*held_args, **held_kwargs))
+            computed = leaves(func(*held_args, **held_kwargs))
             for place, one in zip(places, computed, strict=False):
                 place.copy_(one)
 
@@ -350,7 +347,7 @@ class _Factories(TorchFunctionMode):
 
 
 def _tensors_of(tree: Any) -> list[Tensor]:
-    return [one for one in tree_leaves(plain(tree)) if isinstance(one, Tensor)]
+    return [one for one in leaves(plain(tree)) if isinstance(one, Tensor)]
 
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -18,10 +18,9 @@ from typing import Any, Protocol
 from unittest.mock import patch
 
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
 
 from kernels.gpu.triton_jit import triton
-from testing.simulated_gpu.device_tensor import DeviceTensor
+from testing.simulated_gpu.device_tensor import DeviceTensor, leaves, mapped
 
 CALLERS = ("engine.",)
 """Packages whose calls of kernels are queued."""
@@ -99,12 +98,11 @@ def queued(gpu: Queues, kernel: Callable[..., Any]) -> Callable[..., Any]:
             return kernel(*args, **kwargs)
         with gpu.dry_run():
             results = kernel(*args, **kwargs)
-        held_args, held_kwargs = tree_map(_hold, (args, kwargs))
-        places = [one.plain for one in tree_leaves(results) if isinstance(one, DeviceTensor)]
+        held_args, held_kwargs = mapped(_hold, (args, kwargs))
+        places = [one.plain for one in leaves(results) if isinstance(one, DeviceTensor)]
 
         def run() -> None:
-            leaves = tree_leaves(kernel(*held_args, **held_kwargs))
-            computed = [one for one in leaves if isinstance(one, Tensor)]
+            computed = [one for one in leaves(kernel(*held_args, **held_kwargs)) if isinstance(one, Tensor)]
             for place, one in zip(places, computed, strict=True):
                 if place.data_ptr() != one.data_ptr():
                     place.copy_(one)
@@ -118,7 +116,7 @@ def queued(gpu: Queues, kernel: Callable[..., Any]) -> Callable[..., Any]:
 def _has_device_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return any(
         isinstance(one, DeviceTensor) or any(isinstance(part, DeviceTensor) for part in vars_of(one))
-        for one in tree_leaves((args, kwargs))
+        for one in leaves((args, kwargs))
     )
 
 
@@ -128,4 +126,4 @@ def vars_of(value: Any) -> tuple[Any, ...]:
 
 def _hold(value: Any) -> Any:
     """Keep the memory but not the tensor, whose life says how long a graph needs the memory."""
-    return DeviceTensor.wrap(value.plain, value.gpu) if isinstance(value, DeviceTensor) else value
+    return value.plain if isinstance(value, DeviceTensor) else value

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
+
+from testing.simulated_gpu.device_tensor import mapped
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,8 @@ class Shapes:
         """Return the result with a ``Spec`` in each tensor's place."""
         key = operator, _hashable(args), _hashable(tuple(sorted(kwargs.items())))
         if key not in self._known:
-            args, kwargs = tree_map(_on_meta, (args, kwargs))
-            self._known[key] = tree_map(_spec, operator(*args, **kwargs))
+            args, kwargs = mapped(_on_meta, (args, kwargs))
+            self._known[key] = mapped(_spec, operator(*args, **kwargs))
         return self._known[key]
 
 

@@ -43,7 +43,7 @@ def table(request: pytest.FixtureRequest) -> Iterator[Table]:
     assert not missing, f"docs/reliability.md is of another run; write it with --write-table: {missing}"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def _running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     with running_fleet(tmp_path_factory.mktemp("fleet")) as fleet:
         yield fleet

@@ -12,6 +12,7 @@ import time
 
 import pytest
 
+from testing.fleets import slowed
 from testing.fleets.clients import all_at_once, greedy_body, one_at_a_time
 from testing.fleets.fault_folder import FOLDER_VARIABLE
 from testing.fleets.stack import slowed_stack
@@ -77,7 +78,7 @@ def test_answers_go_on_elsewhere_and_the_server_comes_back(stack, bodies, fault,
 def test_a_start_without_enough_gpu_memory_ends_with_one_line(tmp_path):
     """A restart would fail again, so the exit code is the one of a refusal."""
     (tmp_path / "no-gpu-memory").touch()
-    command = (sys.executable, "-m", "testing.fleets.injected", "decode", *SERVER, "--port", "0")
+    command = (sys.executable, "-m", slowed.MODULE, "decode", *SERVER, "--port", "0")
     ended = subprocess.run(
         [*command, "--metrics-port", "off", "--log-level", "warning"],
         env=os.environ | {FOLDER_VARIABLE: str(tmp_path)},

@@ -21,6 +21,7 @@ from triton.runtime.interpreter import InterpretedFunction, TensorHandle
 
 from testing.kernels.hardened.accesses import AccessLog
 from testing.kernels.hardened.operands import GuardedOperand
+from testing.kernels.hardened.quick_types import quick_types
 
 Run = Callable[..., None]
 FILLINGS = (0xFF, 0x5A)
@@ -45,16 +46,17 @@ def hardened(seed: int = 0) -> Iterator[None]:
         for operand in runs[0]:
             operand.copy_back()
 
-    was_deterministic = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)  # fills what torch.empty returns
+    before = torch.get_deterministic_debug_mode()
+    torch.set_deterministic_debug_mode("warn")  # fills what torch.empty returns
     try:
         with (
             mock.patch.object(InterpretedFunction, "run", checked),
             _overflow_is_an_error(),
+            quick_types(),
         ):
             yield
     finally:
-        torch.use_deterministic_algorithms(was_deterministic)
+        torch.set_deterministic_debug_mode(before)
 
 
 _seen: set[tuple[object, ...]] = set()

@@ -10,7 +10,7 @@ def agent_model(tmp_path_factory):
     return write_agent_model(tmp_path_factory.mktemp("agent") / "bundled_model")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def running_agent(stacks, agent_model):
     """Starts the stack. Clients that are made later trust its authority, if it has one."""
     return lambda: stacks("up", "--model", str(agent_model), "--max-num-seqs", "16")
