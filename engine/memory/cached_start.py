@@ -49,6 +49,8 @@ class CachedState:
     """The number of the request that last started here, or else of the request that kept the state."""
     queue: int = -1
     """Index of the queue in which an eviction policy has the state; -1: in none."""
+    family: bytes = b""
+    """The family of prompts that the start belongs to (:mod:`engine.memory.reuse_rates`)."""
     session: str = ""
     """The session whose requests alone kept the state and started here; empty: none, or others as well."""
 

@@ -1,9 +1,11 @@
 """How often starts are used again, learned from a server's own requests.
 
-Starts are divided into classes, such as "end of a prompt, used once". For each class the ages at which starts
-were used again are counted, and how many were not. Age is the number of requests since a start was last used.
-A start that was given up and missed later counts as used, at its true age. So the counts say what clients do,
-not what the cache had room for.
+Starts are divided into classes, such as "end of a prompt, used once". Age is the number of requests since a
+start was last used. Two numbers are counted for each class and age: the starts that were used at that age,
+and those that came to that age at all. This is the estimate of Kaplan and Meier ("Nonparametric Estimation
+from Incomplete Observations", 1958): a start that still waits says that it was not used so far, and nothing
+of later. A start that was given up goes on waiting, until it is missed or forgotten. So the counts say what
+clients do, not what the cache had room for.
 
 The rate of a class at an age is the most uses per request that keeping such a start can bring, if it is
 kept up to the best age (the index of Gittins, "Bandit Processes and Dynamic Allocation Indices", 1979):
@@ -12,11 +14,17 @@ kept up to the best age (the index of Gittins, "Bandit Processes and Dynamic All
 
 A start that is used soon or never has a high rate at first, which falls once it has waited too long. Classes
 with few counts are drawn towards their group, such as "used once", and groups towards all starts together.
+
+Prompts that begin alike are a family, such as all prompts behind one system prompt. Families differ in how
+often their starts are used; :class:`FamilyReuse` learns by how much.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
 
 NUM_AGES = 22
 """Age bin ``b`` holds the ages of ``b`` binary digits, so 0, 1, 2 to 3, 4 to 7 and so on."""
@@ -30,6 +38,13 @@ group."""
 PRIOR_BINS = 11
 """Before anything is learned, half of all starts are expected to be used, equally likely in each of the first
 bins."""
+FAMILY_TOKENS = 128
+"""Prompts with these first tokens in common are a family."""
+MAX_FAMILIES = 256
+FAMILY_MEMORY = 0.98
+"""Share of a family's counts that each further start leaves."""
+FAMILY_PRIOR = 2.0
+"""Number of used starts of an average family that a family's own starts are mixed with."""
 
 _LOWEST = [0.0, *(float(1 << bin_ >> 1) for bin_ in range(1, NUM_AGES))]
 _HIGHEST = [0.0, *(float((1 << bin_) - 1) for bin_ in range(1, NUM_AGES))]
@@ -40,84 +55,130 @@ def age_bin(age: int) -> int:
     return min(age.bit_length(), NUM_AGES - 1)
 
 
-Counts = tuple[Sequence[float], float]
-"""Numbers of starts, or shares of them: those used at ages of each bin, and those that were not used."""
+_OWN_PART = np.array([0.0, 0.0, *([0.5] * (NUM_AGES - 2))])
+_IS_OWN = np.eye(NUM_AGES, dtype=bool)
+_IS_LATER = np.triu(np.ones((NUM_AGES, NUM_AGES), dtype=bool), 1)
+"""Whether the second bin's ages are higher than the first bin's. So are the next two."""
+_WAIT_TO_END = np.maximum(1.0, np.array(_HIGHEST)[None, :] - np.array(_MEAN)[:, None])
+_WAIT = np.where(_IS_OWN, _WAIT_TO_END / 2, np.array(_MEAN)[None, :] - np.array(_MEAN)[:, None])
+_WAIT = np.maximum(1.0, _WAIT)
+_WEIGHTS = [MEMORY ** (age / REFRESH) for age in _MEAN]
+"""Of a start that has waited so long: as much as is left of the counts of that time."""
+
+Shares = tuple[Sequence[float], float]
+"""Shares of starts: those used at ages of each bin, and those that are never used."""
 
 
 class ReuseRates:
-    """Counts of uses by class and age, of starts that were not used, and the rates that follow from them."""
+    """Counts of uses by class and age, and the rates that follow from them."""
 
     def __init__(self, groups: Sequence[int]) -> None:
         """``groups``: the group of each class, counted from 0."""
         self._groups = groups
         self._used = [[0.0] * NUM_AGES for _ in groups]
-        self._unused = [0.0] * len(groups)
+        self._forgotten = [[0.0] * NUM_AGES for _ in groups]
         self._next_refresh = FIRST_REFRESH
-        self._prior = [0.5 / PRIOR_BINS] * PRIOR_BINS + [0.0] * (NUM_AGES - PRIOR_BINS), 0.5
-        self.rates = [_rates(*self._prior)] * len(groups)
+        share = 0.5 / PRIOR_BINS
+        self._prior = [0.0, *([share] * PRIOR_BINS), *([0.0] * (NUM_AGES - PRIOR_BINS - 1))], 0.5
+        self.rates = _rates([self._prior]) * len(groups)
         """Uses per request to be expected, by class and age bin."""
+        self.chances = [0.5] * len(groups)
+        """Shares of starts that are used at all, by class."""
 
     def used(self, start_class: int, age: int) -> None:
         """Counts a start that was used at this age."""
         self._used[start_class][age_bin(age)] += 1.0
 
-    def ended(self, start_class: int) -> None:
-        """Counts a start that was given up."""
-        self._unused[start_class] += 1.0
+    def forgotten(self, start_class: int, age: int) -> None:
+        """Counts a start that was not used up to this age, and of which no more will be heard."""
+        bin_ = age_bin(age)
+        self._forgotten[start_class][bin_] += _WEIGHTS[bin_]
 
-    def used_after_end(self, start_class: int, age: int) -> None:
-        """Counts a start as used that was given up and was missed at ``age``."""
-        self._unused[start_class] = max(0.0, self._unused[start_class] - 1.0)
-        self.used(start_class, age)
-
-    def refresh(self, request_number: int) -> None:
-        """Computes the rates anew if it is time."""
+    def refresh(self, request_number: int, waiting: Callable[[], Mapping[tuple[int, int], int]]) -> None:
+        """Computes the rates anew if it is time. ``waiting`` returns the number of starts that may still be
+        used, kept or not, by class and age bin."""
         if request_number < self._next_refresh:
             return
         self._next_refresh = request_number + min(request_number, REFRESH)
-        together = _drawn(*self._counts(range(len(self._groups))), self._prior)
-        of_groups: list[Counts] = []
+        unused = [list(counts) for counts in self._forgotten]
+        for (start_class, bin_), number in waiting().items():
+            unused[start_class][bin_] += number * _WEIGHTS[bin_]
+        counts = list(zip(self._used, unused, strict=True))
+        together = _shares(*_sum(counts), self._prior)
+        of_groups = []
         for group in range(max(self._groups) + 1):
-            members = [one for one, its_group in enumerate(self._groups) if its_group == group]
-            of_groups.append(_drawn(*self._counts(members), together))
-        group_rates = [_rates(*shares) for shares in of_groups]
-        self.rates = [
-            _rates(*_drawn(used, unused, of_groups[group])) if unused or any(used) else group_rates[group]
-            for group, used, unused in zip(self._groups, self._used, self._unused, strict=True)
-        ]
-        self._unused = [MEMORY * number for number in self._unused]
-        for counts in self._used:
-            counts[:] = [MEMORY * number for number in counts]
-
-    def _counts(self, classes: Iterable[int]) -> Counts:
-        """Returns the counts of some classes together."""
-        members = list(classes)
-        used = [sum(numbers) for numbers in zip(*(self._used[one] for one in members), strict=True)]
-        return used, sum(self._unused[one] for one in members)
+            members = [one for one, its_group in zip(counts, self._groups, strict=True) if its_group == group]
+            of_groups.append(_shares(*_sum(members), together))
+        shares = [_shares(*one, of_groups[group]) for one, group in zip(counts, self._groups, strict=True)]
+        self.rates = _rates(shares)
+        self.chances = [1.0 - never for _, never in shares]
+        for numbers in (*self._used, *self._forgotten):
+            numbers[:] = [MEMORY * number for number in numbers]
 
 
-def _drawn(used: Sequence[float], unused: float, prior: Counts) -> Counts:
-    """Returns the shares of all starts, with :data:`PRIOR_STARTS` that are distributed as the prior."""
-    total = sum(used) + unused + PRIOR_STARTS
-    shares = [(number + PRIOR_STARTS * share) / total for number, share in zip(used, prior[0], strict=True)]
-    return shares, (unused + PRIOR_STARTS * prior[1]) / total
+class FamilyReuse:
+    """How much more often a family's starts are used than all starts of their classes. Starts of one family
+    are divided into few kinds."""
+
+    def __init__(self) -> None:
+        self._counts: OrderedDict[tuple[bytes, int], list[float]] = OrderedDict()
+        """Of each family and kind: the starts that were used, and those expected to be."""
+
+    def expect(self, family: bytes, kind: int, chance: float) -> None:
+        """Counts a start that was used or given up, and of which ``chance`` uses were expected."""
+        counts = self._counts.setdefault((family, kind), [0.0, 0.0])
+        self._counts.move_to_end((family, kind))
+        counts[:] = [FAMILY_MEMORY * number for number in counts]
+        counts[1] += chance
+        if len(self._counts) > MAX_FAMILIES:
+            self._counts.popitem(last=False)
+
+    def used(self, family: bytes, kind: int) -> None:
+        """Counts that a start was used that was expected to be before."""
+        counts = self._counts.get((family, kind))
+        if counts is not None:
+            counts[0] += 1.0
+
+    def factor(self, family: bytes, kind: int) -> float:
+        """Returns the uses of a family's starts as a part of those expected."""
+        counts = self._counts.get((family, kind))
+        return 1.0 if counts is None else (counts[0] + FAMILY_PRIOR) / (counts[1] + FAMILY_PRIOR)
 
 
-def _rates(used: Sequence[float], unused: float) -> list[float]:
-    rates = [0.0] * NUM_AGES
-    num_left = unused
-    last = max((bin_ for bin_ in range(NUM_AGES) if used[bin_] > 0.0), default=0)
-    for first in range(last, -1, -1):
-        num_left += used[first]
-        best, num_used, waited, open_starts = 0.0, 0.0, 0.0, num_left
-        before = _LOWEST[first] - 1.0
-        for bin_ in range(first, last + 1):
-            number = used[bin_]
-            num_used += number
-            open_starts -= number
-            waited += number * (_MEAN[bin_] - before)
-            rate = num_used / (waited + open_starts * (_HIGHEST[bin_] - before))
-            if rate > best:
-                best = rate
-        rates[first] = best
-    return rates
+def _sum(counts: Sequence[tuple[Sequence[float], Sequence[float]]]) -> tuple[list[float], list[float]]:
+    used, unused = (zip(*numbers, strict=True) for numbers in zip(*counts, strict=True))
+    return [sum(numbers) for numbers in used], [sum(numbers) for numbers in unused]
+
+
+def _shares(used: Sequence[float], unused: Sequence[float], prior: Shares) -> Shares:
+    """Returns the shares of all starts, with :data:`PRIOR_STARTS` that are distributed as the prior.
+
+    ``used`` and ``unused``: numbers of starts that were used in each bin, and that waited into it and are not
+    heard of any more."""
+    shares, left, prior_left = [0.0] * NUM_AGES, 1.0, 1.0
+    num_later = sum(used) + sum(unused) - used[0] - unused[0]
+    for bin_ in range(1, NUM_AGES):
+        num_later -= used[bin_] + unused[bin_]
+        num_there = num_later + used[bin_] + unused[bin_] * (1.0 if bin_ == 1 else 0.5)
+        there = num_there + PRIOR_STARTS * prior_left
+        part = min(1.0, (used[bin_] + PRIOR_STARTS * prior[0][bin_]) / there) if there > 0.0 else 0.0
+        prior_left -= prior[0][bin_]
+        shares[bin_] = left * part
+        left -= shares[bin_]
+    return shares, left
+
+
+def _rates(shares: Sequence[Shares]) -> list[list[float]]:
+    """Returns the rate of each class at each age bin.
+
+    A start of age bin ``first`` has half of that bin's uses behind it, on average, and at age 1 the only one.
+    """
+    used = np.array([one for one, _ in shares])
+    own = used * _OWN_PART
+    at_end = np.where(_IS_OWN, own[:, :, None], np.where(_IS_LATER, used[:, None, :], 0.0))
+    num_used = np.cumsum(at_end, axis=2)
+    waited = np.cumsum(at_end * _WAIT, axis=2)
+    never = np.array([[[one]] for _, one in shares])
+    num_open = never + num_used[:, :, -1:] - num_used
+    rates = num_used / np.maximum(waited + num_open * _WAIT_TO_END, 1e-9)
+    return [list(map(float, row)) for row in rates.max(axis=2)]

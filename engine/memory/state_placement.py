@@ -12,11 +12,13 @@ of its states; this is a dynamic program over at most 20 candidates, as in "Spar
 (arXiv 2605.05219). The price is what the cache gives up for a state
 (:attr:`engine.memory.value_eviction.ValueEviction.price`).
 
-One more candidate is the place where this request leaves earlier ones: other requests may leave there too.
-As long as nothing was given up for a state, states cost nothing: further ones are kept at fixed distances.
+States are also kept at all places on the way where requests left earlier ones: other requests may leave
+there too. As long as nothing was given up for a state, states cost nothing: further ones are kept at fixed
+distances.
 
 The keys of all candidates of recent prompts are remembered, kept or not. So what is learned does not depend
-on what the cache has.
+on what the cache has. Chances are learned for each family of prompts (:mod:`engine.memory.reuse_rates`), and
+drawn to those of all prompts.
 """
 
 from __future__ import annotations
@@ -26,11 +28,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from engine.memory.cached_start import Match, Place
+from engine.memory.reuse_rates import FAMILY_TOKENS, MAX_FAMILIES
 from engine.memory.start_sizes import StartSizes
 
 NUM_BINS = 20
 MEMORY = 0.995
 """Share of the counts that each request leaves. So about the last 200 requests count."""
+FAMILY_MEMORY = 0.98
+"""Share of a family's counts that each of its requests leaves."""
+FAMILY_PRIOR = 4.0
+"""Number of all prompts that a family's own are mixed with."""
 PRIOR_PROMPTS = 4.0
 PRIOR_LEFT_AT_END = 2.0
 """Before anything is learned, every second prompt is expected to be continued at its end."""
@@ -51,6 +58,22 @@ class Mark:
     place: Place
 
 
+class LeftCounts:
+    """How many prompts there were, and how many were left in each bin."""
+
+    def __init__(self, memory: float, num_prompts: float = 0.0, left_at_end: float = 0.0) -> None:
+        self._memory = memory
+        self.num_prompts = num_prompts
+        self.left = [left_at_end, *([0.0] * (NUM_BINS - 1))]
+
+    def add(self, bin_: int | None) -> None:
+        """Counts a prompt that left an earlier one in this bin, or in none."""
+        self.left = [self._memory * number for number in self.left]
+        self.num_prompts = self._memory * self.num_prompts + 1.0
+        if bin_ is not None:
+            self.left[bin_] += 1.0
+
+
 class StatePlacement:
     """Learns from matches and marks prompts."""
 
@@ -62,9 +85,8 @@ class StatePlacement:
         self._sizes = sizes
         self._price = price
         self._spacing = spacing
-        self._left = [0.0] * NUM_BINS
-        self._left[0] = PRIOR_LEFT_AT_END
-        self._num_prompts = PRIOR_PROMPTS
+        self._all = LeftCounts(MEMORY, PRIOR_PROMPTS, PRIOR_LEFT_AT_END)
+        self._families: OrderedDict[bytes, LeftCounts] = OrderedDict()
         self._remembered: OrderedDict[bytes, int] = OrderedDict()
         """Keys of candidates of recent prompts, each with its bin."""
 
@@ -72,33 +94,62 @@ class StatePlacement:
         """Learns from a request that is admitted with this match, and returns the lengths at which its states
         are to be kept, the shortest first."""
         start, end = len(match.nodes), len(match.keys)
-        branch = max(match.num_matched_blocks, self._learn(match))
+        if not end:
+            return []
+        family = self._family(match.keys)
+        left, bin_ = self._left(match.keys)
+        for counts in (self._all, family):
+            counts.add(None if bin_ == BRANCH_BIN else bin_)
+        branch = max(match.num_matched_blocks, left if bin_ else 0)
         if self._remembered.get(match.keys[branch - 1] if branch else b"") == 0:
             branch = 0  # what continues an earlier prompt's end branches off nowhere
         price = self._price() * self._sizes.slot_bytes
-        marks = {length: Mark(length, place) for length, place in self._by_distance(start, end, price)}
+        chances = self._chances(family)
+        marks = {
+            length: Mark(length, place) for length, place in self._by_distance(start, end, price, chances)
+        }
         if self._spacing is not None and price == 0.0:
             first = start - start % self._spacing + self._spacing
             for length in range(first, end, self._spacing):
                 marks.setdefault(length, Mark(length, Place.before_end(end - length)))
-        if start < branch < end:
-            marks[branch] = Mark(branch, Place.BRANCH)
+        for length in self._branches(match.keys, start) | {branch}:
+            if start < length < end:
+                marks[length] = Mark(length, Place.BRANCH)
         self._remember(match.keys, branch)
         return [marks[length] for length in sorted(marks)]
 
-    def _learn(self, match: Match) -> int:
-        """Counts the place where the request leaves an earlier one. Returns its length in blocks if earlier
-        requests have left there too, else 0."""
-        self._left = [MEMORY * number for number in self._left]
-        self._num_prompts = MEMORY * self._num_prompts + 1.0
-        for length in range(len(match.keys), 0, -1):
-            bin_ = self._remembered.get(match.keys[length - 1])
-            if bin_ == BRANCH_BIN:
-                return length
+    def _family(self, keys: list[bytes]) -> LeftCounts:
+        num_blocks = max(1, FAMILY_TOKENS // self._sizes.block_tokens)
+        key = keys[min(num_blocks, len(keys)) - 1]
+        counts = self._families.setdefault(key, LeftCounts(FAMILY_MEMORY))
+        self._families.move_to_end(key)
+        if len(self._families) > MAX_FAMILIES:
+            self._families.popitem(last=False)
+        return counts
+
+    def _left(self, keys: list[bytes]) -> tuple[int, int | None]:
+        """Returns the length in blocks up to which a prompt is known to be an earlier one, and the bin of the
+        place where it leaves that; 0 and None if it is like no earlier one."""
+        for length in range(len(keys), 0, -1):
+            bin_ = self._remembered.get(keys[length - 1])
             if bin_ is not None:
-                self._left[bin_] += 1.0
-                return 0
-        return 0
+                return length, bin_
+        return 0, None
+
+    def _branches(self, keys: list[bytes], start: int) -> set[int]:
+        """Returns the places behind ``start`` where requests have left earlier ones."""
+        remembered = self._remembered
+        return {
+            length for length in range(start + 1, len(keys)) if remembered.get(keys[length - 1]) == BRANCH_BIN
+        }
+
+    def _chances(self, family: LeftCounts) -> list[float]:
+        """Returns the chances that prompts of a family are left in each bin."""
+        per_prompt = FAMILY_PRIOR / self._all.num_prompts
+        return [
+            (number + per_prompt * of_all) / (family.num_prompts + FAMILY_PRIOR)
+            for number, of_all in zip(family.left, self._all.left, strict=True)
+        ]
 
     def _remember(self, keys: list[bytes], branch: int) -> None:
         remembered, end = self._remembered, len(keys)
@@ -113,7 +164,9 @@ class StatePlacement:
         while len(remembered) > MAX_REMEMBERED:
             remembered.popitem(last=False)
 
-    def _by_distance(self, start: int, end: int, price: float) -> list[tuple[int, Place]]:
+    def _by_distance(
+        self, start: int, end: int, price: float, chances: list[float]
+    ) -> list[tuple[int, Place]]:
         """Returns the best set of candidates between the cached prefix's end and the prompt's end."""
         distances = []
         for bin_ in range(NUM_BINS):
@@ -124,7 +177,7 @@ class StatePlacement:
         total = 0.0
         left_up_to = []
         for bin_ in range(len(distances)):
-            total += self._left[bin_] / self._num_prompts
+            total += chances[bin_]
             left_up_to.append(total)
         best: list[tuple[float, int]] = []
         for i, distance in enumerate(distances):

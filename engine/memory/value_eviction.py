@@ -4,7 +4,8 @@
                        / bytes that only this start holds: its state, and KV that leads to no other start
 
 Expected uses are learned (:mod:`engine.memory.reuse_rates`), in classes by where a start is, whether blocks
-follow it, and how often it was used. Classes are few, because a small cache sees few uses. KV behind the last
+follow it, and how often it was used. Classes are few, because a small cache sees few uses. Starts are worth
+more if those of their family of prompts are used more often than others of their classes. KV behind the last
 start of a branch saves nothing and goes first.
 
 Starts wait in queues of one class and nearly equal worth (FLOP for each byte, in steps of half a power of 2).
@@ -17,12 +18,12 @@ given up: it is measured again before it is given up.
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass
 
 from engine.memory.cached_start import CachedBlock, CachedState, Match, Place
 from engine.memory.eviction import LeafHeap
-from engine.memory.reuse_rates import ReuseRates, age_bin
+from engine.memory.reuse_rates import FAMILY_TOKENS, FamilyReuse, ReuseRates, age_bin
 from engine.memory.start_sizes import StartSizes
 
 MAX_HITS_DIGITS = 6
@@ -61,8 +62,9 @@ class _PastStart:
     start_class: int
     num_hits: int
     last_request: int
-    is_unused: bool = True
-    """Whether no request has missed it yet."""
+    family: bytes
+    is_expected: bool = True
+    """Whether its family's counts expect its next use already."""
 
 
 class ValueEviction:
@@ -73,13 +75,14 @@ class ValueEviction:
         self._sizes = sizes
         self._shares_memory = shares_memory
         self._reuse = ReuseRates(_GROUPS)
+        self._families = FamilyReuse()
         self._tails = LeafHeap()
         """Idle leaves without a state."""
         self._queues: dict[int, OrderedDict[CachedState, None]] = {}
         self._parked: OrderedDict[CachedState, None] = OrderedDict()
         """Idle states that were asked for a block while a request held their blocks."""
         self._past: OrderedDict[bytes, _PastStart] = OrderedDict()
-        self._num_states = 0
+        self._kept: dict[CachedState, None] = {}
         self._num_requests = 0
         self._score, self._waits = MovingMean(), MovingMean()
 
@@ -97,20 +100,30 @@ class ValueEviction:
         self._count_missed(match)
         if state is not None:
             self._wait(state.num_hits, now - state.last_request)
-            self._reuse.used(_class_of(state), now - state.last_request)
+            self._count_used(_class_of(state), now - state.last_request, state.family, is_expected=False)
             state.num_hits += 1
             state.last_request = now
-        self._reuse.refresh(now)
+        self._reuse.refresh(now, self._waiting)
 
     def kept(self, state: CachedState) -> None:
-        self._num_states += 1
+        self._kept[state] = None
         state.last_request = self._num_requests
         past = self._past.pop(state.node.key, None)
         if past is not None:
             state.num_hits = past.num_hits
         shorter, _ = start_neighbours(state)
+        state.family = self._family_of(state.node, shorter)
         if shorter is not None and shorter.queue >= 0:
             self._queue(shorter)
+
+    def _family_of(self, node: CachedBlock, shorter: CachedState | None) -> bytes:
+        """Returns the key of the block that ends the first :data:`FAMILY_TOKENS` tokens."""
+        num_blocks = max(1, FAMILY_TOKENS // self._sizes.block_tokens)
+        if shorter is not None and shorter.node.num_blocks >= num_blocks:
+            return shorter.family
+        while node.num_blocks > num_blocks and node.parent is not None:
+            node = node.parent
+        return node.key
 
     def offer_block(self, node: CachedBlock) -> None:
         if node.state is None:
@@ -122,15 +135,16 @@ class ValueEviction:
         self._queue(state)
 
     def dropped(self, state: CachedState) -> None:
-        self._num_states -= 1
+        del self._kept[state]
         self._unqueue(state)
-        age = self._num_requests - state.last_request
         start_class = _class_of(state)
-        self._wait(state.num_hits, age)
-        self._reuse.ended(start_class)
-        self._past[state.node.key] = _PastStart(start_class, state.num_hits, state.last_request)
-        if len(self._past) > max(MIN_PAST_STARTS, PAST_FACTOR * self._num_states):
-            self._past.popitem(last=False)
+        self._wait(state.num_hits, self._num_requests - state.last_request)
+        self._families.expect(state.family, _kind_of(start_class), self._reuse.chances[start_class])
+        past = _PastStart(start_class, state.num_hits, state.last_request, state.family)
+        self._past[state.node.key] = past
+        if len(self._past) > max(MIN_PAST_STARTS, PAST_FACTOR * len(self._kept)):
+            _, past = self._past.popitem(last=False)
+            self._reuse.forgotten(past.start_class, self._num_requests - past.last_request)
 
     def value(self, state: CachedState) -> float:
         start_class, worth = divmod(self._index_of(state), NUM_WORTHS)
@@ -145,12 +159,26 @@ class ValueEviction:
                 continue
             age = self._num_requests - past.last_request
             self._wait(past.num_hits, age)
-            if past.is_unused:
-                self._reuse.used_after_end(past.start_class, age)
-            else:
-                self._reuse.used(past.start_class, age)
-            past.num_hits, past.last_request, past.is_unused = past.num_hits + 1, self._num_requests, False
+            self._count_used(past.start_class, age, past.family, is_expected=past.is_expected)
+            past.num_hits, past.last_request, past.is_expected = past.num_hits + 1, self._num_requests, False
+            past.start_class = _class(
+                past.start_class // 2 // NUM_HITS_BINS, past.num_hits, bool(past.start_class & 1)
+            )
             return
+
+    def _count_used(self, start_class: int, age: int, family: bytes, *, is_expected: bool) -> None:
+        self._reuse.used(start_class, age)
+        kind = _kind_of(start_class)
+        if not is_expected:
+            self._families.expect(family, kind, self._reuse.chances[start_class])
+        self._families.used(family, kind)
+
+    def _waiting(self) -> Counter[tuple[int, int]]:
+        """Returns the number of all starts that are kept or remembered, by class and age bin."""
+        now = self._num_requests
+        waiting = Counter((_class_of(one), age_bin(now - one.last_request)) for one in self._kept)
+        waiting.update((one.start_class, age_bin(now - one.last_request)) for one in self._past.values())
+        return waiting
 
     def _wait(self, num_hits: int, age: int) -> None:
         """Learns how many requests pass before a start is used for the first time."""
@@ -243,14 +271,25 @@ class ValueEviction:
         start = 0 if shorter is None else shorter.node.num_blocks
         saved = self._sizes.flops(start, state.node.num_blocks)
         num_bytes = self._sizes.slot_bytes + num_alone * self._sizes.block_bytes
+        start_class = _class_of(state)
+        saved *= self._families.factor(state.family, _kind_of(start_class))
         worth = int(2 * math.log2(max(1.0, saved / num_bytes)))
-        return _class_of(state) * NUM_WORTHS + min(worth, NUM_WORTHS - 1)
+        return start_class * NUM_WORTHS + min(worth, NUM_WORTHS - 1)
 
 
 def _class_of(state: CachedState) -> int:
+    return _class(_KIND_OF_PLACE[state.place], state.num_hits, state.node.num_children > 0)
+
+
+def _class(kind: int, num_hits: int, has_children: bool) -> int:
     """Returns the class of a start. It is odd if blocks follow the start."""
-    hits = min(state.num_hits.bit_length(), MAX_HITS_DIGITS)
-    return (_KIND_OF_PLACE[state.place] * NUM_HITS_BINS + hits) * 2 + (state.node.num_children > 0)
+    return (kind * NUM_HITS_BINS + min(num_hits.bit_length(), MAX_HITS_DIGITS)) * 2 + has_children
+
+
+def _kind_of(start_class: int) -> int:
+    """Returns the kind of a start within its family: by its place, and whether it was used before."""
+    kind, hits = divmod(start_class // 2, NUM_HITS_BINS)
+    return 2 * kind + (hits > 0)
 
 
 def start_neighbours(state: CachedState) -> tuple[CachedState | None, int]:

@@ -66,6 +66,42 @@ def test_a_branch_is_known_after_its_blocks_are_gone():
     assert Mark(10, Place.BRANCH) in placement.mark(Match(keys=keys(("system", 10), ("b", 20))))
 
 
+def test_a_document_whose_start_is_gone_keeps_one_where_it_was_left():
+    """The place does not depend on the length of the next question, so its uses are counted together."""
+    placement = StatePlacement(SIZES, lambda: PRICE)
+    placement.mark(Match(keys=keys(("document", 40), ("first", 3))))
+    marks = [
+        placement.mark(Match(keys=keys(("document", 40), (f"question{number}", 5 + number))))
+        for number in range(3)
+    ]
+    assert all(Mark(40, Place.BRANCH) in one for one in marks)
+
+
+def test_all_branches_on_the_way_are_marked_again():
+    """What continues a session computes its prompt anew: others may leave where they did before."""
+    placement = StatePlacement(SIZES, lambda: PRICE)
+    first, last = (keys(("tools", 10), ("project", 20), (name, 8)) for name in "ab")
+    placement.mark(Match(keys=first))
+    cached = [CachedBlock(key, None, number + 1, number) for number, key in enumerate(first[:30])]
+    placement.mark(Match([], None, cached, last))
+    marks = placement.mark(Match(keys=keys(("tools", 10), ("project", 20), ("b", 8), ("step", 4))))
+    assert [mark.num_blocks for mark in marks if mark.place is Place.BRANCH] == [30]
+
+
+def test_each_family_learns_where_its_own_prompts_are_left():
+    """Prompts of two applications, told apart by their first blocks: chats, and questions about documents."""
+    placement = StatePlacement(SIZES, lambda: PRICE)
+    chat = [("chat", 10)]
+    for number in range(200):
+        chat = [("chat", 10), (f"turn{number // 50}", 4 * (number % 50))]
+        in_chat = placement.mark(Match(keys=keys(*chat)))
+        document = ("questions", 10), (f"document{number}", 40)
+        asked = placement.mark(Match(keys=keys(*document, ("first", 3))))
+        placement.mark(Match(keys=keys(*document, ("second", 3))))
+    assert places(asked, 53) == {3: Place.NEAR_2}
+    assert Place.END in {mark.place for mark in in_chat}
+
+
 def test_nothing_is_marked_that_is_cached_already():
     placement = StatePlacement(SIZES)
     prompt = keys(("a", 12))
