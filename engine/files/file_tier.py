@@ -115,11 +115,13 @@ class FileTier:
         """Begins to read the start behind the blocks with these keys, or lets one more request wait for it.
 
         It is read from the server at ``address``; empty: from files. ``salt`` is the cache salt that the keys
-        are chained to. None if host memory has no room for it.
+        are chained to. None if host memory has no room for it, or has all of it by now.
         """
         under_way = self.fetches.get(number)
         if under_way is not None:
             return under_way
+        if not self._host.num_missing_pages(keys):
+            return None
         reserved = self._host.reserve(keys, salt)
         if reserved is None:
             return None

@@ -117,3 +117,13 @@ def test_without_files_nothing_is_asked():
     tier.take_news(None)
     assert tier.arrived == []
     assert not tier.holds_up(None)
+
+
+def test_what_came_to_host_memory_since_it_was_looked_up_is_not_read():
+    """Without states, a request can start behind any block that is there."""
+    host = make(state_pages=0)
+    demote(host, "abc")
+    tier = FileTier(host)
+    assert tier.fetch(1, keys("ab"), "") is None
+    assert tier.fetch(2, keys("abx"), "") is not None
+    assert list(tier.fetches) == [2]
