@@ -77,7 +77,7 @@ def test_tokens_are_those_of_an_engine_without_a_cache(bundled_model, mode, k):
 
 @pytest.mark.parametrize("mode", ["all", pytest.param("align", marks=pytest.mark.exhaustive)])
 def test_a_prefill_server_hands_over_what_came_back_from_host_memory(bundled_model, mode):
-    prompts = conversations(3, 2, seed=2)
+    prompts = conversations(5, 2, seed=2)
     settings = settings_of(mode, bundled_model, role="prefill", sanitize=True)
     source = make_one_of_two(bundled_model, "prefill", **settings)
     sink = make_one_of_two(bundled_model, "decode", **{**FEW, "sanitize": True})
@@ -94,7 +94,8 @@ def test_a_prefill_server_hands_over_what_came_back_from_host_memory(bundled_mod
 
 def test_a_prompt_of_which_nothing_would_be_left_to_compute_goes_on_from_a_shorter_start(bundled_model):
     """Its blocks can be read by another server at once, while a GPU still copies them."""
-    settings = settings_of("all", bundled_model, role="prefill", sanitize=True, state_block_size=2 * BLOCK)
+    oldest_goes = {"cache_policy": "lru", "state_block_size": 2 * BLOCK}
+    settings = settings_of("all", bundled_model, role="prefill", sanitize=True, **oldest_goes)
     source = make_one_of_two(bundled_model, "prefill", **settings)
     sink = make_one_of_two(bundled_model, "decode", **{**FEW, "sanitize": True})
     choose = random.Random(1)
