@@ -26,6 +26,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 
 from engine.memory.cached_start import Match, Place
 from engine.memory.reuse_rates import FAMILY_TOKENS, MAX_FAMILIES
@@ -46,6 +47,9 @@ FIRST_PRICE, MORE_PRICE = 0.1, 4.0
 worth little is given up soon. Further ones compete with it."""
 BRANCH_BIN = NUM_BINS
 """Stands for the place where a request left earlier ones."""
+MAX_BRANCHES = 8
+"""Number of remembered branches of a prompt that get states, the deepest ones. So no client can make others'
+starts go by branches at every block. The logs of docs/cache-policies.md have at most 6 in a prompt."""
 MAX_REMEMBERED = 65_536
 """Number of candidates whose keys are remembered: about 10 MB."""
 
@@ -137,11 +141,9 @@ class StatePlacement:
         return 0, None
 
     def _branches(self, keys: list[bytes], start: int) -> set[int]:
-        """Returns the places behind ``start`` where requests have left earlier ones."""
-        remembered = self._remembered
-        return {
-            length for length in range(start + 1, len(keys)) if remembered.get(keys[length - 1]) == BRANCH_BIN
-        }
+        """Returns the deepest places behind ``start`` where requests have left earlier ones."""
+        get, lengths = self._remembered.get, range(len(keys) - 1, start, -1)
+        return set(islice((one for one in lengths if get(keys[one - 1]) == BRANCH_BIN), MAX_BRANCHES))
 
     def _chances(self, family: LeftCounts) -> list[float]:
         """Returns the chances that prompts of a family are left in each bin."""

@@ -2,7 +2,7 @@
 
 from engine.memory.cached_start import CachedBlock, Match, Place
 from engine.memory.start_sizes import StartSizes
-from engine.memory.state_placement import Mark, StatePlacement
+from engine.memory.state_placement import MAX_BRANCHES, Mark, StatePlacement
 
 SIZES = StartSizes(block_tokens=16, block_bytes=1, slot_bytes=100, token_flops=100.0, pair_flops=0.0)
 PRICE = 1.0
@@ -86,6 +86,17 @@ def test_all_branches_on_the_way_are_marked_again():
     placement.mark(Match([], None, cached, last))
     marks = placement.mark(Match(keys=keys(("tools", 10), ("project", 20), ("b", 8), ("step", 4))))
     assert [mark.num_blocks for mark in marks if mark.place is Place.BRANCH] == [30]
+
+
+def test_branches_at_every_block_do_not_fill_the_cache():
+    placement = StatePlacement(SIZES, lambda: 1e9)
+    prompt = keys(("a", 200))
+    for length in range(1, 199):
+        cached = [CachedBlock(key, None, number + 1, number) for number, key in enumerate(prompt[:length])]
+        placement.mark(Match([], None, cached, [*prompt[:length], b"%d" % length]))
+    assert [mark.num_blocks for mark in placement.mark(Match(keys=prompt))] == list(
+        range(199 - MAX_BRANCHES, 199)
+    )
 
 
 def test_each_family_learns_where_its_own_prompts_are_left():
