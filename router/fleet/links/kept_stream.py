@@ -11,7 +11,6 @@ from typing import Any, Protocol
 import grpc
 import grpc.aio
 
-from router.background import cancel_and_wait
 from router.fleet.links.server_connection import LOOK_INTERVAL_S, RETRY_INTERVAL_S, Connection
 from router.fleet.links.server_drain import ServerDrain
 from wire.errors import TwinfangError
@@ -87,27 +86,37 @@ class KeptStream:
             backoff_s = min(2 * backoff_s, self._max_backoff_s)
 
     async def _serve(self, info: ServerInfo) -> None:
-        """Serve requests from the stream's opening to its end."""
+        """Serve requests from the stream's opening to its end.
+
+        A helper that fails ends the stream, and its error is raised: without a writer, requests would wait on a
+        stream that looks well.
+        """
         stream: Any = self._connection.channel.stream_stream(self._path)()
         self._outgoing = Outgoing()
         self.info, self.is_silent = info, False
         log.info("connected to %s server %s", info.role, self._connection.address)
         self._user.opened(info)
-        helpers = [asyncio.create_task(one) for one in (self._write(stream), self._keep_looking())]
         try:
-            self._connection.failed(await self._read(stream, info))
-        except grpc.aio.AioRpcError as error:
-            self._connection.failed(f"the stream broke: {error.code().name}: {error.details()}")
-        except TwinfangError as error:
-            self._connection.failed(f"it sent a message that can't be read: {error.message}")
+            async with asyncio.TaskGroup() as tasks:
+                helpers = [tasks.create_task(one) for one in (self._write(stream), self._keep_looking())]
+                self._connection.failed(await self._why_ended(stream, info))
+                for helper in helpers:
+                    helper.cancel()
         finally:
             self.info = None
             stream.cancel()
-            await cancel_and_wait(*helpers)
             self._user.lost()
 
+    async def _why_ended(self, stream: Any, info: ServerInfo) -> str:
+        """Read messages until the stream can't be used any longer or has broken. Return the reason."""
+        try:
+            return await self._read(stream, info)
+        except grpc.aio.AioRpcError as error:
+            return f"the stream broke: {error.code().name}: {error.details()}"
+        except TwinfangError as error:
+            return f"it sent a message that can't be read: {error.message}"
+
     async def _read(self, stream: Any, info: ServerInfo) -> str:
-        """Read messages until the stream can't be used any longer. Return the reason."""
         while (data := await stream.read()) is not grpc.aio.EOF:
             self._heard()
             if problem := await self._user.received(data, info):

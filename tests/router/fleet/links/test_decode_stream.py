@@ -1,6 +1,7 @@
 import asyncio
 
 from router.fleet.links.decode_stream import DecodeStream
+from router.fleet.links.kept_stream import KeptStream
 from testing.conditions import until
 from testing.router.scripted_router import why_not_ready
 from testing.router.scripted_servers import ScriptedDecode, ScriptedPrefill, hanging, saying, server_info
@@ -204,5 +205,23 @@ async def test_a_wish_that_comes_while_the_one_before_is_told_is_told_too():
     server.may_drain.set()
     await until(lambda: [one.is_draining for one in server.drains] == [True, False])
     assert not server.info.is_draining
+    await stream.close()
+    await server.stop()
+
+
+async def test_a_stream_whose_helper_fails_ends_and_says_so(monkeypatch):
+    """Without its writer a stream would look well, and requests would wait on it for ever."""
+
+    async def write(stream: KeptStream, _call: object) -> None:
+        raise ZeroDivisionError("a fault of ours")
+
+    monkeypatch.setattr(KeptStream, "_write", write)
+    server = ScriptedDecode(server_info("decode"), script=hanging)
+    await server.start()
+    stream, fatal = DecodeStream(server.address, probe_interval_s=0.1, prefill_addresses=lambda _: []), []
+    stream.start(fatal.append)
+    await until(lambda: fatal)
+    assert fatal[0].exceptions[0].args == ("a fault of ours",)
+    assert stream.info is None
     await stream.close()
     await server.stop()
