@@ -29,9 +29,9 @@ from kernels.cpu.compiler import CpuIntrinsic
 
 TILE_ROWS = 6
 ROWS_BY_PAIRS = 4
-"""From this number of rows on, a tile takes two inputs in one iteration of its loop. A loop has four instructions
-of its own beside up to 34 that compute. Two threads that share a core start three a cycle each, as many as a tile
-of six rows needs without them."""
+"""From this number of rows on, a tile takes two inputs in one iteration of its loop. The loop has four
+instructions of its own, beside up to 34 that compute. Of two threads that share a core, each starts three
+instructions a cycle, as many as a tile of six rows needs without those four."""
 FLOAT_BYTES = 4
 FP8_SCALE_FACTOR = 256.0
 
@@ -248,8 +248,10 @@ class _Emitter:
         self.loop_over_panel(stored, panel, num_inputs, group, scales, [], write)
 
     def loop_over_panel(self, stored, panel, num_inputs, group, scales, carried, body, *, by_pairs=False):
-        """Emit ``carried = body(k, weights, carried)`` for every k. Returns the last ``carried``. Scaled types
-        are never taken by pairs."""
+        """Emit ``carried = body(k, weights, carried)`` for every k. Returns the last ``carried``.
+
+        ``by_pairs``: see :data:`ROWS_BY_PAIRS`; weights with scales are never taken by pairs.
+        """
         if stored in ("float32", "bfloat16"):
             is_narrow = stored == "bfloat16"
             element = self.ir.IntType(16) if is_narrow else self.real

@@ -88,8 +88,8 @@ class KeptStream:
     async def _serve(self, info: ServerInfo) -> None:
         """Serve requests from the stream's opening to its end.
 
-        A helper that fails ends the stream, and its error is raised: without a writer, requests would wait on a
-        stream that looks well.
+        A helper that fails ends the stream, and its error is raised: without a writer, requests would wait
+        on a stream that looks well.
         """
         stream: Any = self._connection.channel.stream_stream(self._path)()
         self._outgoing = Outgoing()
