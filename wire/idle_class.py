@@ -1,10 +1,21 @@
-"""Gives a process lower priority than all others on its machine."""
+"""Gives a process lower priority than others on its machine."""
 
 from __future__ import annotations
 
 import os
 
 MAX_NICENESS = 19
+LOW_NICENESS = 10
+"""A process with it gets a tenth of what a thread with niceness 0 gets, where both want a processor. With
+niceness 19 it would get a seventieth."""
+
+
+def run_behind_others() -> None:
+    """Gives this process niceness 10, for work that is little and that answers wait for.
+
+    With niceness 19, answers waited 20 s on a busy machine for masks that take 0.2 s.
+    """
+    os.setpriority(os.PRIO_PROCESS, 0, max(LOW_NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))
 
 
 def run_when_idle() -> None:

@@ -26,12 +26,14 @@ from numpy.typing import NDArray
 
 from engine.grammar.messages import Followed, FollowedAll, Job, Jobs, LaneReady
 from wire.codec import decode, encode
-from wire.idle_class import MAX_NICENESS, run_when_idle
+from wire.idle_class import run_behind_others, run_when_idle
 
 KEPT_GRAMMARS = 32
 """Number of compiled grammars that a shared lane keeps, since clients use one schema in many requests."""
-PROBE_S = 0.02
-"""A grammar may use a shared lane only if it is compiled and gives its first mask in this processor time."""
+PROBE_S = 0.05
+"""A grammar may use a shared lane only if it is compiled and gives its first mask in this processor time.
+Schemas of tools take 10 to 15 ms in a copy, and up to 28 ms on a busy machine. If they were taken for slow,
+they would starve there."""
 SLOW_JOB_S = 0.005
 """A follower whose job took longer has to leave the shared lane, since other followers have to wait for
 it."""
@@ -69,7 +71,7 @@ def run(connection: Connection, settings: LaneSettings) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one
     # Lanes have a lower priority than steps: a late mask delays only its own row, a late step all rows.
     if settings.is_shared:
-        os.nice(MAX_NICENESS)
+        run_behind_others()
     else:
         run_when_idle()
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the library writes to stderr when it dies
