@@ -302,7 +302,8 @@ def section(figures: dict[str, Any]) -> str:
         lines.append([title, *times, spread, *cpu, f"{row['cpu_ratio']:.3f}"])
     turns, machine_ = figures["turns"], figures["machine"]
     return (
-        f"{markdown(head, lines)}\n\nMedians of {NUM_PAIRS} pairs, with the least and greatest. A second had "
+        f"{markdown(head, lines)}\n\nMedians of {NUM_PAIRS} pairs; a ratio is the median of the pairs' "
+        "own ones, with the least and greatest. A second had "
         f"{turns['turns_per_s']:.0f} turns, {turns['promoted_per_s']:.0f} prompts back from host memory, "
         f"{turns['demoted_per_s']:.0f} to it, and {turns['written_mb_per_s']:.1f} MB into files; beside "
         f"nothing else, {figures['decode']['written_mb_per_s']:.1f} MB into files. {machine_['processor']}, "

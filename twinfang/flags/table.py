@@ -128,7 +128,8 @@ BATCH_INVARIANT = Flag(
 CACHE_MODE = Flag(
     *("--cache-mode", "none|align|all", one_of("none", "align", "all")),
     "which recurrent states are kept for later prompts; none: no states; align: the states where a chunk "
-    "ends on a block boundary; all: the states at every state-block boundary, written by the scan itself",
+    "ends on a block boundary; all: the states where later prompts are expected to start, or at fixed "
+    "distances with --state-block-size",
     default="all",
 )
 CACHE_POLICY = Flag(
