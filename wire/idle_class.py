@@ -11,9 +11,10 @@ niceness 19 it would get a seventieth."""
 
 
 def run_behind_others() -> None:
-    """Gives this process niceness 10, for work that is little and that answers wait for.
+    """Gives this process niceness 10, for one process with little work that answers wait for.
 
-    With niceness 19, answers waited 20 s on a busy machine for masks that take 0.2 s.
+    With niceness 19, answers waited 20 s on a busy machine for masks that take 0.2 s. Many processes with
+    niceness 10 would take much of a processor.
     """
     os.setpriority(os.PRIO_PROCESS, 0, max(LOW_NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))
 
