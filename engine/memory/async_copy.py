@@ -7,6 +7,7 @@ PyTorch's allocator reuses a pinned buffer only after the copies that use it hav
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import numpy as np
@@ -51,7 +52,9 @@ class Download:
 
 
 def pinned_memory(num_bytes: int, device: torch.device, setting: str) -> torch.Tensor:
-    """Return bytes of host memory that are never freed; pinned for copies if ``device`` is a GPU.
+    """Return bytes of host memory, pinned for copies if ``device`` is a GPU.
+
+    They are pinned as long as somebody keeps this very tensor; views of it are not enough.
 
     PyTorch's own pinned buffers would round the size up to a power of 2. Raises :class:`CapacityError`, which
     names ``setting``, if the machine does not have the memory.
@@ -61,6 +64,8 @@ def pinned_memory(num_bytes: int, device: torch.device, setting: str) -> torch.T
         if device.type == "cuda" and num_bytes:
             cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
             torch.cuda.check_error(cudart.cudaHostRegister(memory.data_ptr(), num_bytes, 0))
+            # CUDA refuses to pin the address again, which the next engine's memory may have.
+            weakref.finalize(memory, cudart.cudaHostUnregister, memory.data_ptr())
     except (MemoryError, RuntimeError) as error:
         refusal = f"`{setting}` {num_bytes}: the host can't give so much memory; lower it"
         raise CapacityError(refusal) from error

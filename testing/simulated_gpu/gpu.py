@@ -54,7 +54,7 @@ class SimulatedGpu:
         self._shapes = Shapes()
         self._pinned: list[torch.UntypedStorage] = []
         self._registered: list[range] = []
-        """Addresses of memory that was pinned where it was, for as long as the process lives."""
+        """Addresses of memory that was pinned where it was."""
         self._capturing: Graph | None = None
         self._replayed: Graph | None = None
         self._watches = False
@@ -93,7 +93,9 @@ class SimulatedGpu:
             "get_device_properties": lambda device=None: properties,
             "get_device_capability": lambda device=None: (9, 0),
             "get_device_name": lambda device=None: "simulated",
-            "cudart": lambda: SimpleNamespace(cudaHostRegister=self._register),
+            "cudart": lambda: SimpleNamespace(
+                cudaHostRegister=self._register, cudaHostUnregister=self._unregister
+            ),
             "check_error": lambda code: None,
         }
 
@@ -291,7 +293,13 @@ class SimulatedGpu:
         return tensor
 
     def _register(self, address: int, num_bytes: int, flags: int) -> int:
+        if any(address < one.stop and one.start < address + num_bytes for one in self._registered):
+            raise RuntimeError("part or all of the requested memory range is already mapped")
         self._registered.append(range(address, address + num_bytes))
+        return 0
+
+    def _unregister(self, address: int) -> int:
+        self._registered = [one for one in self._registered if one.start != address]
         return 0
 
     def _is_registered(self, tensor: Tensor) -> bool:
