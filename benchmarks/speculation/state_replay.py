@@ -221,7 +221,8 @@ def measure_all(options: argparse.Namespace) -> list[dict[str, Any]]:
     print("| shape | batch | T | accepted | slots, µs a layer | replay, µs | replay is faster by |")
     print("|---" * 7 + "|")
     measured = []
-    for name, num_rows, num_positions in itertools.product(options.shapes, options.batches, POSITIONS):
+    cells = itertools.product(options.shapes, options.batches, options.positions)
+    for name, num_rows, num_positions in cells:
         # Two layers of 32 of Nano's states are beyond any CPU's cache already.
         shape = SHAPES[name]
         is_small = num_rows == 1 or shape is BUNDLED or options.device != "cpu"
@@ -229,9 +230,9 @@ def measure_all(options: argparse.Namespace) -> list[dict[str, Any]]:
         for result in measure(shape, num_rows, num_positions, num_layers, options.device, options.seconds):
             measured.append(result)
             times = result["us_a_layer"]
-            cells = f"{name} | {num_rows} | {num_positions} | {result['accepted']}"
+            cell = f"{name} | {num_rows} | {num_positions} | {result['accepted']}"
             faster = f"{times['slots']:,.0f} | {times['replay']:,.0f} | {result['replay_speedup']:.2f}"
-            print(f"| {cells} | {faster} |", flush=True)
+            print(f"| {cell} | {faster} |", flush=True)
     return measured
 
 
@@ -243,6 +244,7 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=[BUNDLED.name, NANO_30B.name])
     parser.add_argument("--batches", nargs="+", type=int, default=BATCHES)
+    parser.add_argument("--positions", nargs="+", type=int, default=POSITIONS, help="1 + k")
     parser.add_argument("--layers", type=int, default=24, help="at most so many of a model's layers")
     parser.add_argument("--json", type=Path, help="write the figures there as well")
     options = parser.parse_args()

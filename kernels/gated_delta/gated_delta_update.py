@@ -212,6 +212,26 @@ def tile_request(dtype: torch.dtype, state_dtype: torch.dtype, value_dim: int, k
     )
 
 
+@functools.cache
+def replay_tile_request(
+    dtype: torch.dtype, state_dtype: torch.dtype, value_dim: int, key_dim: int
+) -> TileRequest:
+    """Request tiles of 4,096 state elements, 32 for a thread, as in Mamba's replay.
+
+    One warp would be faster, but sums of q and k, which warps share, would get another order than in
+    :func:`tile_request`'s programs.
+    """
+    block_v = min(triton.next_power_of_2(value_dim), max(1, 4096 // triton.next_power_of_2(key_dim)))
+    return TileRequest.of(
+        "gated_delta_replay",
+        {"BLOCK_V": block_v, "num_warps": 4},
+        dtype=dtype,
+        state_dtype=state_dtype,
+        value_dim=value_dim,
+        key_dim=key_dim,
+    )
+
+
 def _launch(
     q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, A: Tensor, dt_bias: Tensor, state: Tensor,
     read_slots: Tensor, write_slots: Tensor, seq_lens: Tensor | None = None,

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kernels.cpu.jit import as_flat_array
 from kernels.formats.stochastic_round import NEAREST, StateRounding, round_state, rounding_key
-from kernels.gated_delta.gated_delta_update import advance_tile, reference_step, tile_request
+from kernels.gated_delta.gated_delta_update import advance_tile, reference_step, replay_tile_request
 from kernels.gpu.tiles import choose
 from kernels.gpu.triton_jit import tl, triton, triton_jit
 from kernels.replay.gated_delta_replay_cpu import replay_heads
@@ -170,7 +170,7 @@ def _launch_flush(
     num_heads, value_dim, key_dim = state.shape[1:]
     if len(read_slots) == 0:
         return
-    tiles = choose(tile_request(kept.v.dtype, state.dtype, value_dim, key_dim), state.device)
+    tiles = choose(replay_tile_request(kept.v.dtype, state.dtype, value_dim, key_dim), state.device)
     _flush_tiles_kernel[(num_heads * triton.cdiv(value_dim, tiles["BLOCK_V"]), len(read_slots))](
         state, read_slots, write_slots, kept.k, kept.v, kept.gates, pending.rows, pending.counts,
         pending.seq_lens, *state.stride()[:3], rounding.signed_seed, rounding.first_head, num_heads,

@@ -21,7 +21,7 @@ from kernels.gated_delta.gated_delta_update import (
     advance_tile,
     gated_delta_update_reference,
     reference_tokens,
-    tile_request,
+    replay_tile_request,
 )
 from kernels.gated_delta.gated_delta_update_cpu import NORM_EPS
 from kernels.gpu.tiles import choose
@@ -207,7 +207,7 @@ def _launch_replay(
     o = torch.empty(v.shape, dtype=v.dtype, device=v.device)
     if num_rows == 0:
         return o
-    tiles = choose(tile_request(v.dtype, state.dtype, value_dim, key_dim), v.device)
+    tiles = choose(replay_tile_request(v.dtype, state.dtype, value_dim, key_dim), v.device)
     _replay_tiles_kernel[(num_heads * triton.cdiv(value_dim, tiles["BLOCK_V"]), num_rows)](
         q, k, v, a, b, A, dt_bias, state, read_slots, write_slots, kept.k, kept.v, kept.gates, pending.rows,
         pending.counts, pending.seq_lens, o, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],

@@ -22,7 +22,7 @@ from kernels.gpu.triton_jit import tl, triton, triton_jit
 from kernels.replay.kept_inputs import NOTHING, PendingRows, kept_tensor, reference_pending
 from kernels.replay.selective_state_replay_cpu import replay_heads
 from kernels.ssm.reference_row import ReferenceRow
-from kernels.ssm.selective_state_update import advance_tile, reference_step, tile_request
+from kernels.ssm.selective_state_update import advance_tile, reference_step, replay_tile_request
 from kernels.ssm.state_arguments import decode_states
 
 _GRAIN_ELEMENTS = 2**18  # as in the slots form
@@ -172,7 +172,7 @@ def _launch_flush(
     num_heads, head_dim, state_dim = ssm_state.shape[1:]
     if len(read_slots) == 0:
         return
-    tiles = choose(tile_request(kept.x.dtype, ssm_state.dtype, head_dim, state_dim), ssm_state.device)
+    tiles = choose(replay_tile_request(kept.x.dtype, ssm_state.dtype, head_dim, state_dim), ssm_state.device)
     _flush_tiles_kernel[(num_heads * triton.cdiv(head_dim, tiles["BLOCK_P"]), len(read_slots))](
         ssm_state, read_slots, write_slots, kept.x, kept.gates, kept.B, pending.rows, pending.counts,
         pending.seq_lens, *ssm_state.stride()[:3], rounding.signed_seed, rounding.first_head, num_heads,

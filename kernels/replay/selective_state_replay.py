@@ -30,8 +30,8 @@ from kernels.ssm.scan_row import fill_padding_positions, time_step
 from kernels.ssm.selective_state_update import (
     advance_tile,
     reference_gates,
+    replay_tile_request,
     selective_state_update_reference,
-    tile_request,
 )
 from kernels.ssm.state_arguments import decode_states, flat_rows
 
@@ -203,7 +203,7 @@ def _launch_replay(
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if num_rows == 0:
         return y
-    tiles = choose(tile_request(x.dtype, ssm_state.dtype, head_dim, state_dim), x.device)
+    tiles = choose(replay_tile_request(x.dtype, ssm_state.dtype, head_dim, state_dim), x.device)
     _replay_tiles_kernel[(num_heads * triton.cdiv(head_dim, tiles["BLOCK_P"]), num_rows)](
         x, dt, A, B, C, D, dt_bias, ssm_state, read_slots, write_slots, kept.x, kept.gates, kept.B,
         pending.rows, pending.counts, pending.seq_lens, y, *x.stride()[:3], *dt.stride()[:2],

@@ -97,8 +97,11 @@ def reference_step(
 
 @triton_jit
 def advance_tile(h, x, decay, step, B):
-    """Return the state's tile ``[BLOCK_P, BLOCK_N]`` after a token, in every form of the decode step."""
-    return h * decay + (step * x)[:, None] * B[None, :]
+    """Return the state's tile ``[BLOCK_P, BLOCK_N]`` after a token, in every form of the decode step.
+
+    One product is fused into the sum, which compilers are not allowed to choose by themselves.
+    """
+    return tl.fma(h, decay, (step * x)[:, None] * B[None, :])
 
 
 # One program per (row, head, BLOCK_P rows of the state): its [BLOCK_P, N] tile stays in registers over all
@@ -197,6 +200,36 @@ def tile_request(dtype: torch.dtype, state_dtype: torch.dtype, head_dim: int, st
     return TileRequest.of(
         "selective_state_update",
         {"BLOCK_P": block_p, "num_warps": 4},
+        dtype=dtype,
+        state_dtype=state_dtype,
+        head_dim=head_dim,
+        state_dim=state_dim,
+    )
+
+
+_WARP_BYTES = 32 * 16
+"""What the lanes of a warp load at a time."""
+
+
+@functools.cache
+def replay_tile_request(
+    dtype: torch.dtype, state_dtype: torch.dtype, head_dim: int, state_dim: int
+) -> TileRequest:
+    """Request tiles of 1,024 state elements for one warp.
+
+    A replay takes as long as its instructions do: a thread has 32 elements for each scalar that it computes,
+    and waits for no other warp. Where one warp would add up a row in another order than the programs of
+    :func:`tile_request`, the tiles are theirs: if two of their warps share a row, or if a thread has less
+    than 16 bytes of it.
+    """
+    tiles = dict(tile_request(dtype, state_dtype, head_dim, state_dim).default)
+    row_bytes = triton.next_power_of_2(state_dim) * state_dtype.itemsize
+    if row_bytes <= _WARP_BYTES and tiles["BLOCK_P"] * row_bytes >= tiles["num_warps"] * _WARP_BYTES:
+        rows = max(1, 1024 // triton.next_power_of_2(state_dim))
+        tiles = {"BLOCK_P": min(triton.next_power_of_2(head_dim), rows), "num_warps": 1}
+    return TileRequest.of(
+        "selective_state_replay",
+        tiles,
         dtype=dtype,
         state_dtype=state_dtype,
         head_dim=head_dim,

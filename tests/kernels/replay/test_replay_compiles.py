@@ -28,7 +28,10 @@ CONV_TYPES, DELTA_TYPES = {**TYPES, "state_ptr": "*" + DTYPE}, {**TYPES, "kept_k
 dtype = torch.bfloat16 if DTYPE == "bf16" else torch.float32
 state_dtype = torch.bfloat16 if STATE == "*bf16" else torch.float32
 ssm = selective_state_update.tile_request(dtype, state_dtype, 64, 128).default
+replayed = selective_state_update.replay_tile_request(dtype, state_dtype, 64, 128).default
+OTHERS = (64, 256), (128, 256), (16, 16), (32, 16), (64, 64), (64, 16)
 delta = gated_delta_update.tile_request(dtype, state_dtype, 128, 128).default
+delta_replayed = gated_delta_update.replay_tile_request(dtype, state_dtype, 128, 128).default
 conv = causal_conv1d.decode_tile_request(dtype, 4, POSITIONS).default
 POSITION = {"NUM_POSITIONS": POSITIONS}
 PLACES, STOCHASTIC = {"PLACES": 2 * POSITIONS}, {"STOCHASTIC": STATE == "*bf16"}
@@ -38,13 +41,13 @@ CONV, BIAS = {"NUM_TAPS": 4}, {"HAS_BIAS": True}
 FAMILIES = [
     (SSM, ssm, TYPES, [
         (selective_state_update._update_tiles_kernel, POSITION),
-        (selective_state_replay._replay_tiles_kernel, POSITION | PLACES),
-        (selective_state_flush._flush_tiles_kernel, PLACES),
+        (selective_state_replay._replay_tiles_kernel, POSITION | PLACES | replayed),
+        (selective_state_flush._flush_tiles_kernel, PLACES | replayed),
     ]),
     (DELTA, delta, DELTA_TYPES, [
         (gated_delta_update._update_tiles_kernel, POSITION),
-        (gated_delta_replay._replay_tiles_kernel, POSITION | PLACES),
-        (gated_delta_flush._flush_tiles_kernel, PLACES),
+        (gated_delta_replay._replay_tiles_kernel, POSITION | PLACES | delta_replayed),
+        (gated_delta_flush._flush_tiles_kernel, PLACES | delta_replayed),
     ]),
     (CONV, conv, CONV_TYPES, [
         (causal_conv1d._convolve_positions_kernel, POSITION | BIAS),
@@ -57,14 +60,16 @@ def layouts_of_sums(ttgir):
     # How the compiler divides the operands of sums among threads, which decides the order of each sum.
     aliases = dict(re.findall(r"^(#\\w+) = (.+)$", ttgir, re.MULTILINE))
     found = re.findall(r"\\}\\) : \\(tensor<([^(]+)>\\) ->", ttgir)
-    return {re.sub(r"#\\w+", lambda alias: aliases.get(alias[0], alias[0]), operand) for operand in found}
+    named = {re.sub(r"#\\w+", lambda alias: aliases.get(alias[0], alias[0]), operand) for operand in found}
+    # The number of a tile's rows, and of the warps that share them, are no part of a row's sum.
+    return {re.sub(r"^\\d+x|warpsPerCTA = \\[\\d+, 1\\], ", "", operand) for operand in named}
 
 for constants, tiles, types, kernels in FAMILIES:
-    options = {name: value for name, value in tiles.items() if name.startswith("num_")}
-    blocks = {name: value for name, value in tiles.items() if name not in options}
     layouts = []
     for kernel, more in kernels:
-        compiled = compile_kernel(kernel, {**constants, **blocks, **more}, types, **options)
+        settings = {**constants, **tiles, **more}
+        options = {name: settings.pop(name) for name in list(settings) if name.startswith("num_")}
+        compiled = compile_kernel(kernel, settings, types, **options)
         print("compiled", kernel.__name__, compiled.registers, compiled.stack_bytes)
         assert compiled.stack_bytes == 0
         layouts.append(layouts_of_sums(compiled.ttgir))
@@ -73,6 +78,19 @@ for constants, tiles, types, kernels in FAMILIES:
     if constants is not CONV:  # it sums up in an order that is written out
         print("sums", layouts[0])
         assert layouts[0] and layouts[1] == layouts[0] and layouts[2] <= layouts[0], layouts
+
+for head_dim, state_dim in OTHERS:
+    layouts = []
+    for kernel, request, more in (
+        (selective_state_update._update_tiles_kernel, selective_state_update.tile_request, {}),
+        (selective_state_replay._replay_tiles_kernel, selective_state_update.replay_tile_request, PLACES),
+    ):
+        tiles = request(dtype, state_dtype, head_dim, state_dim).default
+        settings = {**SSM, **POSITION, **more, **tiles, "BLOCK_N": state_dim}
+        options = {name: settings.pop(name) for name in list(settings) if name.startswith("num_")}
+        layouts.append(layouts_of_sums(compile_kernel(kernel, settings, TYPES, **options).ttgir))
+    print("compared", head_dim, state_dim)
+    assert layouts[0] == layouts[1], (head_dim, state_dim, layouts)
 """
 
 
@@ -88,3 +106,4 @@ for constants, tiles, types, kernels in FAMILIES:
 def test_replays_compile_and_add_up_like_the_slots_form(dtype, state, positions):
     output = output_of(COMPILE, DTYPE=dtype, STATE=state, POSITIONS=positions)
     assert output.count("compiled") == 9
+    assert output.count("compared") == 6

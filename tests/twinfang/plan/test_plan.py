@@ -49,6 +49,7 @@ MOE_30B = NEMOTRON | {
 }
 
 
+SLOTS = ("--speculative", "3", "--speculative-state", "slots")
 MOE_30B_MTP = MOE_30B | {"num_nextn_predict_layers": 1, "mtp_hybrid_override_pattern": "*E"}
 
 
@@ -112,7 +113,7 @@ def test_an_8b_model_on_80_gib(dense_8b: str):
 
 
 def test_a_30b_model_on_80_gib_has_a_state_of_47_mib_and_6_kib_a_token(moe_30b: str):
-    found = figures(moe_30b, "--gpu-memory", "80", "--max-num-seqs", "32", "--speculative", "3")
+    found = figures(moe_30b, "--gpu-memory", "80", "--max-num-seqs", "32", *SLOTS)
     conv = (64 * 64 + 2 * 8 * 128) * 3 * 2
     assert found["memory"]["weights_bytes"] == pytest.approx(31.6e9 * 2, rel=0.01)
     assert found["slot_bytes"] == 23 * (64 * 64 * 128 * 4 + conv)
@@ -129,6 +130,12 @@ def test_a_30b_model_on_80_gib_has_a_state_of_47_mib_and_6_kib_a_token(moe_30b: 
     left = found["memory"]["cache_budget_bytes"] - found["slots"]["bytes"]
     assert found["plan"]["num_blocks"] == left // (16 * 6144)
     assert found["plan"]["num_full_seqs"] == (found["plan"]["num_blocks"] - 1) // 16384
+
+
+def test_rows_that_replay_three_drafts_have_one_state_each(moe_30b: str):
+    found = figures(moe_30b, "--gpu-memory", "80", "--max-num-seqs", "64", "--speculative", "3")
+    assert found["speculative_state"] == "replay"
+    assert found["slots"]["running"] == 64
 
 
 def test_quantised_weights_are_counted_in_bytes(moe_30b: str):
@@ -169,7 +176,7 @@ def test_mtp_layers_cost_weights_and_kv_once_they_draft(moe_30b_mtp: str):
 
 
 def test_a_prefill_server_keeps_mtp_kv_but_one_state_a_sequence(moe_30b_mtp: str):
-    sized = (moe_30b_mtp, "--gpu-memory", "80", "--max-num-seqs", "8", "--speculative", "3")
+    sized = (moe_30b_mtp, "--gpu-memory", "80", "--max-num-seqs", "8", *SLOTS)
     prefill, decode = (figures(*sized, "--role", role) for role in ("prefill", "decode"))
     assert prefill["block_bytes"] == decode["block_bytes"] == 16 * 7168
     assert (prefill["num_speculative"], prefill["slots"]["running"]) == (0, 8)
@@ -177,7 +184,7 @@ def test_a_prefill_server_keeps_mtp_kv_but_one_state_a_sequence(moe_30b_mtp: str
 
 
 def test_the_table_has_the_figures_of_the_json(moe_30b: str):
-    arguments = (moe_30b, "--gpu-memory", "80", "--max-num-seqs", "32", "--speculative", "3")
+    arguments = (moe_30b, "--gpu-memory", "80", "--max-num-seqs", "32", *SLOTS)
     ran = plan(*arguments)
     found = figures(*arguments)
     assert ran.returncode == 0
@@ -211,7 +218,7 @@ def test_a_gpus_rates_give_step_costs_and_prefill_to_decode(dense_8b: str):
 
 
 def test_what_does_not_fit_is_shown_and_refused_with_values_that_fit(moe_30b: str):
-    arguments = (moe_30b, "--gpu-memory", "80", "--speculative", "3")
+    arguments = (moe_30b, "--gpu-memory", "80", *SLOTS)
     ran = plan(*arguments)
     assert ran.returncode == 1
     assert "missing" in ran.stdout
@@ -228,7 +235,7 @@ def test_what_does_not_fit_is_shown_and_refused_with_values_that_fit(moe_30b: st
 
 
 def test_json_of_a_refusal_says_so_too(moe_30b: str):
-    ran = plan(moe_30b, "--gpu-memory", "80", "--speculative", "3", "--json")
+    ran = plan(moe_30b, "--gpu-memory", "80", *SLOTS, "--json")
     assert ran.returncode == 1
     found = json.loads(ran.stdout)
     assert found["fits"] is False
