@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import logging
 import math
 import time
@@ -36,7 +37,7 @@ from benchmarks.kernels.clock import gpu_turn, num_sets, take_turns
 from kernels.attention import paged_attention_decode, paged_attention_prefill
 from kernels.gated_delta import gated_delta_chunk, gated_delta_update
 from kernels.gpu.tiles import DIRECTORY, TileRequest, Tiles, TileTable, file_name, table_of
-from kernels.moe import expert_linear
+from kernels.moe import few_token_experts
 from kernels.ssm import causal_conv1d, selective_state_update, ssd_chunk_scan
 
 logger = logging.getLogger(__name__)
@@ -108,16 +109,13 @@ def tunings(model: Model) -> Iterator[Tuning]:
         {"BLOCK_C": (64, 128, 256), "BLOCK_T": (16, 32, 64, 128), "num_warps": (2, 4, 8)},
     )
     experts = model.experts
-    for outputs, inputs in (
-        (experts.intermediate_size, experts.hidden_size),
-        (experts.hidden_size, experts.intermediate_size),
-    ):
+    sizes = experts.intermediate_size, experts.hidden_size
+    for rows, (outputs, inputs) in itertools.product(few_token_experts.TILE_ROWS, (sizes, sizes[::-1])):
+        loads = (1, 8) if rows == min(few_token_experts.TILE_ROWS) else (rows,)
         yield Tuning(
-            expert_linear.few_rows_request(dtype, outputs, inputs),
-            [dense_cases.experts(model, rows) for rows in (1, 8, 32)],
+            few_token_experts.tile_request(dtype, outputs, inputs, rows),
+            [dense_cases.experts(model, tokens) for tokens in loads],
             {
-                "MOST_ROWS": (1, 64, 256),
-                "BLOCK_M": (16,),
                 "BLOCK_N": (16, 32, 64, 128),
                 "BLOCK_K": (64, 128, 256),
                 "num_stages": (3, 4, 5),

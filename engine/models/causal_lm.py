@@ -20,6 +20,7 @@ from engine.models.family import Family
 from engine.models.layers.gated_delta_net import GatedDeltaNet
 from engine.models.layers.linear import Linear
 from engine.models.layers.mamba_mixer import MambaMixer
+from engine.models.layers.moe import Moe
 from engine.models.mtp import Mtp
 from engine.parallel.tensor_parallel import ALONE, TensorParallel
 from kernels.linear.embedding import embedding
@@ -59,6 +60,14 @@ class CausalLM:
         mixers = (mixer for block in self.layers.blocks for mixer in block.mixers)
         found = [mixer for mixer in mixers if isinstance(mixer, MambaMixer | GatedDeltaNet)]
         return sorted(found, key=lambda mixer: mixer.index)
+
+    def warm_up(self) -> None:
+        """Compile the experts' kernels for all numbers of tokens, so that no request waits for that. Layers
+        share their programs."""
+        mixers = (mixer for block in self.layers.blocks for mixer in block.mixers)
+        experts = next((mixer for mixer in mixers if isinstance(mixer, Moe)), None)
+        if experts is not None:
+            experts.warm_up(self.embeddings.dtype)
 
     def forward(self, batch: Batch, caches: LayerCaches) -> Tensor:
         """Run all tokens of ``batch`` and update the caches.

@@ -11,10 +11,6 @@ Beside ``grouped_mm``, counted and not measured: as many launches, and the same 
 rows. In a step of 64 tokens with 6 of 128 experts each, an expert has 3 rows on average, and its tiles
 compute 64. For Nemotron 3 Nano these are 0.16 TFLOP a layer; its 2.6 GB of weights take as long to read as
 0.75 TFLOP to compute.
-
-For the few rows of a small decode step ``grouped_mm`` took twice as long as the bytes of the weights (H200,
-Nemotron 3 Nano: 33 µs instead of 14). :func:`few_rows_request` has tiles for them, which are used where the
-device's table says that they are faster.
 """
 
 from __future__ import annotations
@@ -100,20 +96,7 @@ def tile_request(dtype: torch.dtype, num_outputs: int, num_inputs: int) -> TileR
     return TileRequest.of("expert_linear", tiles, dtype=dtype, outputs=num_outputs, inputs=num_inputs)
 
 
-def few_rows_request(dtype: torch.dtype, num_outputs: int, num_inputs: int) -> TileRequest:
-    """Request tiles of few rows, and the largest number of rows for which they are faster than
-    ``grouped_mm``: MOST_ROWS. Its default leaves them unused where nothing was measured."""
-    tiles = {"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 128, "num_warps": 4, "num_stages": 4, "MOST_ROWS": 1}
-    return TileRequest.of("experts", tiles, dtype=dtype, outputs=num_outputs, inputs=num_inputs)
-
-
-def are_few_rows(x: Tensor, weights: Tensor) -> bool:
-    """Return whether :func:`expert_linear` with ``few_rows`` was measured as the faster product."""
-    num_outputs, num_inputs = weights.shape[1:]
-    return len(x) <= choose(few_rows_request(x.dtype, num_outputs, num_inputs), x.device)["MOST_ROWS"]
-
-
-def _launch(x: Tensor, weights: Tensor, ends: Tensor, *, few_rows: bool = False) -> Tensor:
+def _launch(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
     assert weights.is_contiguous()
     x = adjacent(x)
     num_rows, num_inputs = x.shape
@@ -121,9 +104,7 @@ def _launch(x: Tensor, weights: Tensor, ends: Tensor, *, few_rows: bool = False)
     y = x.new_empty(num_rows, num_outputs)
     if num_rows == 0:
         return y
-    request = few_rows_request if few_rows else tile_request
-    tiles = dict(choose(request(x.dtype, num_outputs, num_inputs), x.device))
-    tiles.pop("MOST_ROWS", None)
+    tiles = choose(tile_request(x.dtype, num_outputs, num_inputs), x.device)
     most_tiles = min(num_rows, num_rows // tiles["BLOCK_M"] + num_experts)
     _expert_linear_kernel[(most_tiles, triton.cdiv(num_outputs, tiles["BLOCK_N"]))](
         x,
@@ -141,12 +122,11 @@ def _launch(x: Tensor, weights: Tensor, ends: Tensor, *, few_rows: bool = False)
     return y
 
 
-def expert_linear(x: Tensor, weights: Tensor, ends: Tensor, *, few_rows: bool = False) -> Tensor:
+def expert_linear(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
     """Map ``[n, in]``, rows at any stride, with weights ``[experts, out, in]`` to ``[n, out]``.
 
-    x and weights have one dtype; ends ``[experts]`` is int32. Rows after the last end are undefined. With
-    ``few_rows`` a row's bits are those of the tiles for few rows.
+    x and weights have one dtype; ends ``[experts]`` is int32. Rows after the last end are undefined.
     """
     if x.is_cuda and x.dtype != torch.float64:
-        return _launch(x, weights, ends, few_rows=few_rows)
+        return _launch(x, weights, ends)
     return expert_linear_reference(x, weights, ends)

@@ -34,6 +34,8 @@ class Routing:
     normalize_weights: bool
     scaling_factor: float
     scoring: Scoring = "sigmoid"
+    shared_experts: int = 0
+    """Experts that every token takes too, with a weight of 1. Their ids follow those of all others."""
 
 
 def moe_route_reference(logits: Tensor, correction: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
@@ -50,7 +52,12 @@ def moe_route_reference(logits: Tensor, correction: Tensor | None, routing: Rout
     weights = scores.gather(1, expert_ids)
     if routing.normalize_weights:
         weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
-    return expert_ids, weights * routing.scaling_factor
+    weights = weights * routing.scaling_factor
+    if routing.shared_experts == 0:
+        return expert_ids, weights
+    shared = logits.shape[1] + torch.arange(routing.shared_experts, device=logits.device)
+    ones = weights.new_ones(len(weights), routing.shared_experts)
+    return torch.cat([expert_ids, shared.expand_as(ones)], dim=1), torch.cat([weights, ones], dim=1)
 
 
 def _sigmoid(logits: Tensor) -> Tensor:
@@ -83,6 +90,7 @@ def _route_kernel(
     GROUP_SIZE: tl.constexpr,
     GROUPS_PER_TOKEN: tl.constexpr,
     EXPERTS_PER_TOKEN: tl.constexpr,
+    SHARED_EXPERTS: tl.constexpr,
     NORMALIZE: tl.constexpr,
     SOFTMAX: tl.constexpr,
     BLOCK_G: tl.constexpr,
@@ -131,15 +139,20 @@ def _route_kernel(
         weights = tl.where(k == j, score, weights)
     if NORMALIZE:
         weights = weights / (tl.sum(weights) + 1e-20)
-    out = token * EXPERTS_PER_TOKEN + k
-    tl.store(ids_ptr + out, ids.to(tl.int64), mask=k < EXPERTS_PER_TOKEN)
-    tl.store(weights_ptr + out, weights * scaling, mask=k < EXPERTS_PER_TOKEN)
+    is_shared = k >= EXPERTS_PER_TOKEN
+    ids = tl.where(is_shared, GROUPS * GROUP_SIZE + k - EXPERTS_PER_TOKEN, ids)
+    weights = tl.where(is_shared, 1.0, weights * scaling)
+    out = token * (EXPERTS_PER_TOKEN + SHARED_EXPERTS) + k
+    mask = k < EXPERTS_PER_TOKEN + SHARED_EXPERTS
+    tl.store(ids_ptr + out, ids.to(tl.int64), mask=mask)
+    tl.store(weights_ptr + out, weights, mask=mask)
 
 
 def _launch(logits: Tensor, correction: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
     num_tokens, num_experts = logits.shape
     group_size = num_experts // routing.expert_groups
-    shape = (num_tokens, routing.experts_per_token)
+    per_token = routing.experts_per_token + routing.shared_experts
+    shape = (num_tokens, per_token)
     expert_ids = torch.empty(shape, dtype=torch.int64, device=logits.device)
     weights = torch.empty(shape, dtype=torch.float32, device=logits.device)
     if num_tokens == 0:
@@ -154,18 +167,19 @@ def _launch(logits: Tensor, correction: Tensor | None, routing: Routing) -> tupl
         GROUP_SIZE=group_size,
         GROUPS_PER_TOKEN=routing.groups_per_token,
         EXPERTS_PER_TOKEN=routing.experts_per_token,
+        SHARED_EXPERTS=routing.shared_experts,
         NORMALIZE=routing.normalize_weights,
         SOFTMAX=routing.scoring == "softmax",
         BLOCK_G=triton.next_power_of_2(routing.expert_groups),
         BLOCK_E=triton.next_power_of_2(group_size),
-        BLOCK_K=triton.next_power_of_2(routing.experts_per_token),
+        BLOCK_K=triton.next_power_of_2(per_token),
         num_warps=1 if num_experts <= 256 else 4,
     )
     return expert_ids, weights
 
 
 def moe_route(logits: Tensor, correction: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
-    """Return the ids of each token's experts and their weights, both ``[n, k]``.
+    """Return the ids of each token's experts and their weights, both ``[n, k]``, shared ones last.
 
     logits ``[n, experts]`` and correction ``[experts]`` are float32; softmax takes no correction. Ids are
     int64 and distinct, in no particular order; weights are float32.

@@ -9,7 +9,7 @@ Not every checkpoint has latent projections, a shared expert or its gate.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -23,14 +23,18 @@ from engine.models.batch import Batch
 from engine.models.layers.expert_weights import NEMOTRON_EXPERTS, ExpertNames, load_experts
 from engine.models.layers.linear import Linear, StoredWeights, silu_gated
 from engine.models.layers.mlp import Mlp
+from engine.models.layers.shared_expert import SharedExperts, as_experts
 from engine.parallel.tensor_parallel import TensorParallel
 from kernels.linear.quantized_weight import QuantizedWeight
-from kernels.moe.expert_linear import are_few_rows, expert_linear
+from kernels.moe.expert_linear import expert_linear
+from kernels.moe.few_token_experts import TILE_ROWS, are_few_tokens, few_token_down, few_token_up
 from kernels.moe.moe_combine import moe_combine
 from kernels.moe.moe_route import Routing, moe_route
 from kernels.moe.moe_sort import moe_sort
 from kernels.moe.packed_experts import GroupedRows, PackedExperts
 from kernels.moe.quantized_experts import QuantizedExperts, quantized_experts
+from kernels.moe.router_logits import MOST_TOKENS as MOST_ROUTED
+from kernels.moe.router_logits import router_logits
 from kernels.norms.relu_squared import relu_squared
 from kernels.norms.sigmoid_gate import add_sigmoid_gated
 
@@ -82,8 +86,8 @@ class Moe:
             )
         self.shared = self.shared_gate = None
         if config.shared_intermediate_size > 0:
-            shared = MlpConfig(config.shared_intermediate_size, config.bias, config.activation)
-            self.shared = Mlp(shared, hidden_size, weights, f"{prefix}{names.shared}", tp)
+            sizes = MlpConfig(config.shared_intermediate_size, config.bias, config.activation)
+            self.shared = Mlp(sizes, hidden_size, weights, f"{prefix}{names.shared}", tp)
         if config.shared_gate:
             self.shared_gate = Linear.take(weights, f"{prefix}{names.shared_gate}", 1, hidden_size)
         size = config.latent_size or hidden_size
@@ -99,16 +103,28 @@ class Moe:
                 size,
                 bias=config.bias and tp.rank == 0,  # all ranks apply fc2 to their summands, one adds the bias
             )
+        self.is_batch_invariant = weights.batch_invariant
         self.sharing = tp.experts
         self.num_experts = config.num_experts
         up, down = load_experts(config, size, weights, prefix, tp, names.experts)
         kind = _kind_of_experts(weights.device, (*up, *down))
+        if kind is StackedExperts and (shared := self._shared_experts(up, down)) is not None:
+            up, down = (*up, *shared.up), (*down, *shared.down)
+            self.routing = replace(self.routing, shared_experts=len(shared.up))
+            self.shared = None
         if kind is GroupedExperts:
             up, down = (_narrowed(stack, weights.weight_dtype) for stack in (up, down))
         self.experts = kind(up, down, config.activation, batch_invariant=weights.batch_invariant)
 
+    def _shared_experts(self, up: StoredWeights, down: StoredWeights) -> SharedExperts | None:
+        is_plain_sum = self.shared_gate is None and self.leave_latent is None and self.sharing.size == 1
+        return as_experts(self.shared, up, down) if self.shared is not None and is_plain_sum else None
+
     def forward(self, x: Tensor, batch: Batch, caches: LayerCaches) -> Tensor:
         """See :class:`engine.models.block.Mixer`."""
+        return self._summed(x)
+
+    def _summed(self, x: Tensor) -> Tensor:
         expert_ids, expert_weights = self.route(x)
         entered = x if self.enter_latent is None else self.enter_latent(x)
         if self.sharing.size == 1:
@@ -123,9 +139,24 @@ class Moe:
             return self.shared(x).add_(routed)
         return add_sigmoid_gated(routed, self.shared(x), self.shared_gate(x))
 
+    def warm_up(self, dtype: torch.dtype) -> None:
+        """Compile the products of few tokens: there is a program for each of several numbers of tokens."""
+        weight = self.router.weight
+        if self.sharing.size > 1 or weight is None:
+            return
+        for num_tokens in TILE_ROWS:
+            x = weight.new_zeros(num_tokens, self.router.in_features, dtype=dtype)
+            self._summed(x)
+
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return expert ids ``[n, k]`` int64 and their weights ``[n, k]`` float32."""
-        return moe_route(self.router(x.to(torch.float32)), self.correction, self.routing)
+        return moe_route(self._logits(x), self.correction, self.routing)
+
+    def _logits(self, x: Tensor) -> Tensor:
+        weight = self.router.weight
+        if weight is not None and weight.is_cuda and len(x) <= MOST_ROUTED and not self.is_batch_invariant:
+            return router_logits(x, weight)
+        return self.router(x.to(torch.float32))
 
 
 class GroupedExperts:
@@ -218,12 +249,17 @@ class StackedExperts:
     def __init__(
         self, up: StoredWeights, down: StoredWeights, activation: Activation, *, batch_invariant: bool = False
     ) -> None:
-        self.activate = silu_gated if activation == "silu_gated" else relu_squared
+        self.is_gated = activation == "silu_gated"
+        self.activate = silu_gated if self.is_gated else relu_squared
         self.batch_invariant = batch_invariant
         self.up, self.down = _stacked(up), _stacked(down)
 
     def forward(self, x: Tensor, expert_ids: Tensor, expert_weights: Tensor) -> Tensor:
         """See :meth:`LoopedExperts.forward`."""
+        if isinstance(self.up, Tensor) and isinstance(self.down, Tensor) and self._are_few(x):
+            hidden = few_token_up(x, self.up, expert_ids, is_gated=self.is_gated)
+            results = few_token_down(hidden, self.down, expert_ids)
+            return moe_combine(results.flatten(0, 1), None, expert_weights)
         tokens, places, ends = moe_sort(expert_ids, len(self.up))
         return moe_combine(self._rows(x[tokens], ends), places, expert_weights)
 
@@ -241,6 +277,9 @@ class StackedExperts:
         """See :func:`moe_combine`."""
         return moe_combine(results, places, expert_weights)
 
+    def _are_few(self, x: Tensor) -> bool:
+        return x.is_cuda and not self.batch_invariant and are_few_tokens(x)
+
     def _rows(self, rows: Tensor, ends: Tensor) -> Tensor:
         """Apply expert e to rows ``ends[e - 1]`` … ``ends[e] - 1``. Rows after the last end are undefined."""
         return self._product(self.activate(self._product(rows, self.up, ends)), self.down, ends)
@@ -251,8 +290,6 @@ class StackedExperts:
             return quantized_experts(rows, weights, ends, batch_invariant=self.batch_invariant)
         if weights.is_cuda and (self.batch_invariant or not _has_grouped_mm(weights)):
             return expert_linear(rows, weights, ends)
-        if weights.is_cuda and are_few_rows(rows, weights):
-            return expert_linear(rows, weights, ends, few_rows=True)
         return F.grouped_mm(rows, weights.transpose(1, 2), offs=ends)
 
 

@@ -19,10 +19,12 @@ from kernels.gated_delta.gated_delta_update import gated_delta_update
 from kernels.linear.invariant_linear import invariant_linear
 from kernels.linear.quantized_linear import QuantizedLinear
 from kernels.moe.expert_linear import expert_linear
+from kernels.moe.few_token_experts import MOST_TOKENS, few_token_down, few_token_up
 from kernels.moe.moe_combine import moe_combine
 from kernels.moe.moe_route import Routing, moe_route
 from kernels.moe.moe_sort import moe_sort
 from kernels.moe.quantized_experts import QuantizedExperts, quantized_experts
+from kernels.moe.router_logits import router_logits
 from kernels.norms.gated_rms_norm import gated_group_rms_norm, group_rms_norm_then_gate
 from kernels.norms.relu_squared import relu_squared
 from kernels.norms.rms_norm import add_rms_norm, rms_norm
@@ -245,6 +247,8 @@ def launch_experts(model: Model, experts: Experts, load: Load, n: int) -> None:
     scoring, correction = ("softmax", None) if experts.is_softmax else ("sigmoid", logits[0])
     routing = Routing(experts.per_token, 1, 1, True, 1.0 if experts.is_softmax else 2.5, scoring)
     ids, weights = moe_route(logits, correction, routing)
+    if load.weight_dtype is None and n <= MOST_TOKENS:
+        launch_few_tokens(model, experts, load, ids, weights)
     tokens, places, ends = moe_sort(ids, experts.count)
     up_size = experts.intermediate * (2 if experts.is_softmax else 1)
     pairs = empty(len(tokens), model.hidden, dtype=load.dtype)
@@ -262,6 +266,15 @@ def launch_experts(model: Model, experts: Experts, load: Load, n: int) -> None:
     combined = moe_combine(pairs, places, weights)
     if experts.is_softmax:
         add_sigmoid_gated(combined, empty(n, model.hidden, dtype=load.dtype), empty(n, 1, dtype=load.dtype))
+
+
+def launch_few_tokens(model: Model, experts: Experts, load: Load, ids: Tensor, weights: Tensor) -> None:
+    x, up_size = empty(len(ids), model.hidden, dtype=load.dtype), experts.intermediate
+    router_logits(x, empty(experts.count, model.hidden, dtype=torch.float32))
+    up = empty(experts.count, up_size * (2 if experts.is_softmax else 1), model.hidden, dtype=load.dtype)
+    down = empty(experts.count, model.hidden, up_size, dtype=load.dtype)
+    results = few_token_down(few_token_up(x, up, ids, is_gated=experts.is_softmax), down, ids)
+    moe_combine(results.flatten(0, 1), None, weights)
 
 
 def launch_linear(model: Model, load: Load, n: int) -> None:

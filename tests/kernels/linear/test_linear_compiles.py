@@ -3,14 +3,15 @@
 from testing.kernels.compiled import output_of
 
 COMPILE = """
+import itertools
 import re
 import torch
 
 from kernels.linear import invariant_linear
-from kernels.moe import expert_linear
+from kernels.moe import expert_linear, few_token_experts
 from testing.kernels.sm_90 import compile_kernel
 
-TYPES = {"parts_ptr": "*fp32", "ends_ptr": "*i32"}
+TYPES = {"parts_ptr": "*fp32", "ends_ptr": "*i32", "ids_ptr": "*i64"}
 
 def compiled(kernel, dtype, constants, tiles):
     options = {name: value for name, value in tiles.items() if name.startswith("num_")}
@@ -37,12 +38,14 @@ for dtype, name in ((torch.bfloat16, "bf16"), (torch.float32, "fp32")):
     compiled(invariant_linear._add_parts_kernel, name, {"HAS_BIAS": True, "BLOCK": 512}, {})
     tiles = expert_linear.tile_request(dtype, 1856, 2688).default
     compiled(expert_linear._expert_linear_kernel, name, {"BLOCK_E": 128, **precision}, tiles)
-    if name == "bf16":  # other dtypes have no product that few rows could be faster than
-        few_rows = dict(expert_linear.few_rows_request(dtype, 1856, 2688).default)
-        del few_rows["MOST_ROWS"]
-        compiled(expert_linear._expert_linear_kernel, name, {"BLOCK_E": 128, **precision}, few_rows)
+    for rows, is_up in itertools.product(few_token_experts.TILE_ROWS, (True, False)):
+        tiles = few_token_experts.tile_request(dtype, 1856, 2688, rows).default
+        constants = {"K": 8, "BLOCK_J": 8, "BLOCK_M": rows, "OF_PAIRS": not is_up}
+        for gated in (True, False) if is_up else (False,):
+            kind = {"RELU_SQUARED": is_up and not gated, "GATED": gated}
+            compiled(few_token_experts._few_tokens_kernel, name, {**constants, **kind, **precision}, tiles)
 """
 
 
 def test_kernels_compile_for_sm_90_without_spills_and_with_the_same_products_for_few_and_many_rows():
-    assert output_of(COMPILE).count("compiled") == 9
+    assert output_of(COMPILE).count("compiled") == 32

@@ -25,25 +25,23 @@ def operands(counts, dtype=torch.float32, num_outputs=70, num_inputs=100):
 
 
 @pytest.mark.parametrize("counts", COUNTS, ids=str)
-@pytest.mark.parametrize("few_rows", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_equals_float64(counts, dtype, few_rows):
+def test_equals_float64(counts, dtype):
     x, weights, ends = operands(counts, dtype)
-    y = _launch(x, weights, ends, few_rows=few_rows)[: sum(counts)]
+    y = _launch(x, weights, ends)[: sum(counts)]
     expected = expert_linear_reference(x.double(), weights.double(), ends)[: sum(counts)]
     tolerance = 1e-5 if dtype == torch.float32 else 2e-3
     torch.testing.assert_close(y.double(), expected, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("few_rows", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_a_row_has_the_same_bits_however_many_rows_its_expert_and_the_others_have(dtype, few_rows):
+def test_a_row_has_the_same_bits_however_many_rows_its_expert_and_the_others_have(dtype):
     counts = COUNTS[0]
     x, weights, ends = operands(counts, dtype)
-    together = _launch(x, weights, ends, few_rows=few_rows)
+    together = _launch(x, weights, ends)
     starts = [sum(counts[:expert]) for expert in range(len(counts))]
     for row in (0, 2, 3, 40, 72, 73):
         expert = max(e for e, start in enumerate(starts) if start <= row and counts[e] > 0)
         alone = int32([0] * expert + [1] * (len(counts) - expert))
-        own = _launch(x[row : row + 1], weights, alone, few_rows=few_rows)
+        own = _launch(x[row : row + 1], weights, alone)
         assert torch.equal(own[0], together[row])

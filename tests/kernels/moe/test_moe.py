@@ -38,6 +38,7 @@ def by_id(ids, weights):
         (24, Routing(6, 1, 1, True, 2.5)),
         (12, Routing(4, 3, 2, False, 0.5)),
         (20, Routing(3, 5, 2, True, 1.0)),
+        (24, Routing(6, 1, 1, True, 2.5, shared_experts=2)),
     ],
 )
 def test_the_best_experts_of_the_best_groups_are_chosen(target, num_experts, routing):
@@ -117,3 +118,11 @@ def test_results_are_weighed_and_added_up(target, num_tokens, k, size, dtype):
     rtol, atol = TOLERANCE[dtype]
     expected = moe_combine_reference(results.double(), places, weights.double())
     torch.testing.assert_close(out.double(), expected, rtol=rtol, atol=atol)
+
+
+def test_results_in_the_tokens_order_need_no_places(target):
+    results = torch.randn(15, 40, generator=torch.Generator().manual_seed(0)).to(target.device)
+    weights = torch.rand(5, 3, device=target.device)
+    places = torch.arange(15, device=target.device).view(5, 3)
+    expected = combine(target, results, places, weights)
+    torch.testing.assert_close(combine(target, results, None, weights), expected)
