@@ -184,7 +184,8 @@ class Measures:
         self.neighbour_cache = neighbour_cache or NeighbourCacheFigures()
         self._flops = flops
         self.steps: dict[tuple[StepKind, StepRun], int] = {
-            ("decode", "graph"): 0,  # other kinds of steps have no graphs
+            ("decode", "graph"): 0,
+            ("prefill", "graph"): 0,  # mixed steps have no graphs
             **{(kind, "eager"): 0 for kind in get_args(StepKind)},
         }
         self.step_seconds = {kind: Tally(STEP_S) for kind in get_args(StepKind)}

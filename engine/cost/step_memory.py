@@ -23,10 +23,14 @@ from engine.parallel.tensor_parallel import TensorParallel
 from engine.schedule.capacity import Demand
 from kernels.gated_delta.gated_delta_chunk import CHUNK_TOKENS
 from kernels.sampling.token_mask import num_words
+from wire.messages.handoff import Role
 
 SAMPLING_BYTES = 33
 """Bytes that sampling holds at a time for each logit: processed logits, counts of tokens and penalties.
 Filters and draws hold nothing."""
+PROMPT_SIZES = (*range(64, 513, 64), 640, 768, 896, 1024)
+"""Tokens of a prompt's steps that are captured as graphs. Longer ones keep a GPU busy while Python launches
+their kernels."""
 LIBRARIES_BYTES = 512 << 20
 """Assumed; nothing has measured it yet."""
 GPU_CACHE_FRACTION = 0.85
@@ -52,8 +56,10 @@ class StepMemory:
     ) -> StepMemory:
         """Returns the memory of a server's steps, each of at most ``max_batch_tokens`` tokens."""
         token_bytes = activation_bytes(model, tp)
+        longest = max(captured_prompts(demand.role, max_batch_tokens, tp.size), default=0)
         if demand.role == "prefill":
-            return cls(tables=0, logits=0, graphs=0, eager=token_bytes * max_batch_tokens)
+            prompts = token_bytes * longest
+            return cls(tables=0, logits=0, graphs=prompts, eager=token_bytes * max_batch_tokens)
         vocab_size, num_positions = model.vocab_size, 1 + demand.num_speculative
         num_tokens = demand.max_num_seqs * num_positions
         logits = num_tokens * vocab_size * _FLOAT
@@ -63,13 +69,20 @@ class StepMemory:
         return cls(
             tables=(demand.max_num_seqs + 1) * row,
             logits=logits,
-            graphs=max(token_bytes * num_tokens, sampling),
+            graphs=max(token_bytes * max(num_tokens, longest), sampling),
             eager=max(token_bytes * max_batch_tokens, logits + sampling),
         )
 
     @property
     def total(self) -> int:
         return self.tables + self.logits + self.graphs + self.eager + LIBRARIES_BYTES
+
+
+def captured_prompts(role: Role, max_batch_tokens: int, num_ranks: int = 1) -> list[int]:
+    """Returns the numbers of tokens for which a server captures a prompt's step, in ascending order."""
+    if role == "decode" or num_ranks > 1:
+        return []
+    return [size for size in PROMPT_SIZES if size <= max_batch_tokens]
 
 
 def activation_bytes(model: ModelConfig, tp: TensorParallel) -> int:
@@ -88,10 +101,12 @@ def activation_bytes(model: ModelConfig, tp: TensorParallel) -> int:
     if (mlp := share.mlp) is not None:
         widths.append(itemsize * (3 if mlp.is_gated else 2) * mlp.intermediate_size)
     if (moe := share.moe) is not None:
-        routed = (moe.latent_size or hidden) + (
-            3 if moe.activation == "silu_gated" else 2
-        ) * moe.intermediate_size
-        widths.append(itemsize * (moe.experts_per_token * routed + hidden) + _FLOAT * moe.num_experts)
+        size, inner = moe.latent_size or hidden, moe.intermediate_size
+        # Inputs, with gates, values and their products, or with activated channels and outputs.
+        routed = size + max(3 * inner if moe.activation == "silu_gated" else 0, inner + size)
+        # An upper bound: shared experts that are no further experts are computed behind the others.
+        taken = moe.experts_per_token + moe.shared_intermediate_size // moe.intermediate_size
+        widths.append(itemsize * (taken * routed + hidden) + _FLOAT * moe.num_experts)
     residual = _FLOAT if model.residual_in_fp32 else itemsize
     return max(widths) + 2 * hidden * (itemsize + residual)
 

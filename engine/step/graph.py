@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -86,6 +87,11 @@ class StepGraphs:
                 self._captured[num_rows, needs] = self._capture(num_rows, needs)
         log.info("captured %d graphs in %.1f s", len(self._captured), time.monotonic() - began)
 
+    @property
+    def pool(self) -> Any:
+        """The memory pool of all graphs; None if none were captured."""
+        return None if self._graph is None else self._graph.pool()
+
     def replay(self, num_rows: int, needs: SamplingNeeds) -> tuple[Step, StepTensors] | None:
         """Launch the step whose rows are loaded in the buffers; None if no graphs were captured."""
         if not self._captured:
@@ -103,9 +109,8 @@ class StepGraphs:
         for _ in range(WARM_UP_RUNS):
             run()
         graph = torch.cuda.CUDAGraph()
-        pool = None if self._graph is None else self._graph.pool()
         # "thread_local": other threads, such as NCCL's watchdog, go on calling CUDA during the capture.
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
             step, tensors = run()
         self._graph = graph
         # The hidden states stay in the pool, where other graphs may use their memory.

@@ -29,7 +29,8 @@ from engine.models.causal_lm import CausalLM
 from engine.request import Request
 from engine.sampling.sampler import Sampler
 from engine.sampling.sampling_table import SamplingNeeds
-from engine.step.recorded_forward import RecordedForward
+from engine.step.passes.prompt_graphs import PromptGraphs
+from engine.step.passes.recorded_forward import RecordedForward
 from engine.step.row_progress import RowState
 from kernels.cpu.threads import cpu_threads
 from kernels.speculation.accept_drafts import AcceptDrafts
@@ -145,9 +146,10 @@ class StepProgram:
         # Otherwise torch's own threads compute, and the helpers would take cores from them.
         self._has_helpers = weights.device.type == "cpu" and weights.dtype == torch.float32
 
-    def run(self, step: Step) -> StepTensors:
-        """Run everything after ``prepare``."""
-        hidden, decode_logits = self._forward(step)
+    def run(self, step: Step, prompts: PromptGraphs | None = None) -> StepTensors:
+        """Run everything after ``prepare``. The model's pass is a replay if ``prompts`` are given, which the
+        step has to fit."""
+        hidden, decode_logits = self._forward(step, prompts)
         prefill_logits = None
         if decode_logits is not None and step.ends is None:
             token_ids, is_finite = self._sample_decode(step, decode_logits)
@@ -175,9 +177,11 @@ class StepProgram:
         """Return whether the model's pass over this step is recorded, or is recorded when the step runs."""
         return self._recorded is not None and step.ends is None
 
-    def _forward(self, step: Step) -> tuple[Tensor | None, Tensor | None]:
+    def _forward(self, step: Step, prompts: PromptGraphs | None) -> tuple[Tensor | None, Tensor | None]:
         """Return hidden states of all tokens if anything reads them, and decode rows' logits ``[R, T, V]`` if
         any row samples."""
+        if prompts is not None:
+            return prompts.replay(step.batch), None
         if self._recorded is not None and step.ends is None:
             hidden, logits = self._recorded(step.batch)
         else:

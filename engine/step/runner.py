@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from engine.config import EngineConfig
+from engine.cost.step_memory import captured_prompts
 from engine.memory.async_copy import Download
 from engine.memory.caches import Caches, LayerCaches
 from engine.memory.row_fields import send
@@ -29,8 +30,9 @@ from engine.step.drafters import MtpDrafter, NgramDrafter
 from engine.step.grammar_masks import GrammarMasks
 from engine.step.graph import StepGraphs
 from engine.step.launched_step import LaunchedStep, scores_prompt
+from engine.step.passes.prompt_graphs import PromptGraphs
+from engine.step.passes.recorded_forward import RecordedForward
 from engine.step.program import Drafter, NoDrafter, Step, StepProgram, StepTensors
-from engine.step.recorded_forward import RecordedForward
 from engine.step.row_progress import RowState
 from engine.step.row_table import RowTable
 from telemetry.engine_metrics import StepRun
@@ -98,6 +100,14 @@ class StepRunner:
             device=device,
             captures=captures,
         )
+        self._prompts = PromptGraphs(
+            model,
+            layers,
+            sizes=_captured_prompts(config),
+            columns=rows.block_table.shape[1],
+            max_seq_len=capacity.max_model_len,
+            reads_hidden=config.role != "prefill" or self._always_reads_hidden,
+        )
 
     def _make_drafter(self, config: EngineConfig, layers: LayerCaches, sampler: Sampler) -> Drafter:
         name = config.resolve_drafter(self._model.config)
@@ -122,9 +132,11 @@ class StepRunner:
 
     @torch.inference_mode()
     def capture(self) -> None:
-        """Compile what no step runs, and capture the graphs of all batch sizes, of which a CPU has none."""
+        """Compile what no request may wait for, and capture all graphs, of which a CPU has none."""
+        self._model.warm_up()
         self._states.warm_up()
         self._graphs.capture_all()
+        self._prompts.capture_all(self._graphs.pool)
 
     def begin(self, request: Request) -> None:
         """Fill the row of a request that was admitted or whose state has arrived.
@@ -210,7 +222,10 @@ class StepRunner:
             reads_hidden = bool(sampling or self._reporting) or self._always_reads_hidden
             step = self._builder.mixed_step(plan, needs, max_seq_len=max_seq_len, reads_hidden=reads_hidden)
             self._checks.compare(plan, step.batch)
-            tensors = self._program.run(step)
+            if self._prompts.fits(step.batch, reads_hidden=reads_hidden):
+                run, tensors = "graph", self._program.run(step, self._prompts)
+            else:
+                tensors = self._program.run(step)
         else:
             num_rows = self._buffers.captured(len(plan.decode_rows)) if shape.is_mixed else shape.num_rows
             replays = bool(sampling) and not shape.is_mixed and not scores_prompt(eventful)
@@ -288,6 +303,13 @@ class StepRunner:
         if shape.is_mixed or self._graphs.replay(num_rows, GREEDY) is None:
             step = self._builder.decode_step(num_rows, GREEDY, max_seq_len=self._num_positions, samples=True)
             self._program.run(step)
+
+
+def _captured_prompts(config: EngineConfig) -> list[int]:
+    """Return the sizes of a prompt's steps to capture. Servers in lockstep exchange tokens in every step."""
+    if config.sanitize or config.is_lockstep:
+        return []
+    return captured_prompts(config.role, config.max_batch_tokens, config.tensor_parallel)
 
 
 def _records(model: CausalLM) -> bool:

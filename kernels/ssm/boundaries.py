@@ -30,7 +30,7 @@ class Segments(NamedTuple):
     """
 
     cu_seqlens: Tensor
-    """``[G + 1]`` running total of tokens, from 0; only an empty row's segment is empty."""
+    """``[G + 1]`` running total of tokens, from 0; only segments of empty rows and of padding are empty."""
     read_slots: Tensor
     """``[G]`` the row's read slot in its first segment, else the slot that the previous segment wrote."""
     write_slots: Tensor
@@ -62,12 +62,14 @@ class Boundaries:
     """``nb`` boundaries of a batch of ragged rows, sorted by row, then by offset. Integers are int32."""
 
     rows: Tensor
-    """``[nb]`` the boundary's row, ascending; never a padding row"""
+    """``[nb]`` the boundary's row, ascending; a padding row only as described below"""
     offsets: Tensor
     """``[nb]`` tokens of the row before the boundary, ascending in a row: at least 1, fewer than all"""
     slots: Tensor
     """``[nb]`` slot that receives the state; neither null nor any other slot of the batch"""
     segments: Segments
+    """A last row of padding may have further boundaries, with offset and slot 0, for a number of boundaries
+    that does not change. Its first segment has all of its tokens then, and the others are empty."""
 
     @classmethod
     def cut(

@@ -204,7 +204,8 @@ def _store_boundaries_kernel(
         x_row, x_stride, state_row, from_state, length, columns, channels < num_channels, NUM_TAPS
     )
     state_tile = state_ptr + target * slot_stride + channels[:, None] * channel_stride + columns[None, :]
-    tl.store(state_tile, state.to(state_ptr.dtype.element_ty), mask=live)
+    is_kept = columns < tl.where(target == 0, 0, TAPS)  # not in the null slot
+    tl.store(state_tile, state.to(state_ptr.dtype.element_ty), mask=live & is_kept[None, :])
 
 
 # Decode: one program per (row, BLOCK_C channels) tile computes all positions of the row. A thread has whole

@@ -36,7 +36,7 @@ _ALLOWED = {
     "clamp": ["i64"],
     "clamp_": ["i32", "i64"],
     "contiguous": ["i64"],
-    "copy_": ["f16 f32", "f32", "i32"],
+    "copy_": ["f16", "f16 f32", "f32", "i32"],
     "cumsum_": ["i64"],
     "div": ["f32"],
     "embedding": ["f16 i64", "f32 i64"],

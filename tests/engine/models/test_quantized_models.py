@@ -21,7 +21,7 @@ from engine.models.layers.expert_weights import NEMOTRON_EXPERTS, load_experts
 from engine.models.layers.linear import Linear
 from engine.models.layers.moe import LoopedExperts, StackedExperts
 from engine.parallel.tensor_parallel import ALONE, TensorParallel
-from engine.step.recorded_forward import RecordedForward
+from engine.step.passes.recorded_forward import RecordedForward
 from kernels.linear.quantized_linear import QuantizedLinear
 from kernels.linear.quantized_weight import QuantizedWeight
 from testing.checkpoints.quantized import FORMATS, dequantized, write_quantized

@@ -13,7 +13,7 @@ from engine.cost.weight_size import weight_bytes
 from engine.models import load_model, read_config
 from engine.models.layers.moe import GroupedExperts
 from engine.parallel.tensor_parallel import ALONE, TensorParallel
-from engine.step.recorded_forward import RecordedForward
+from engine.step.passes.recorded_forward import RecordedForward
 from kernels.linear.quantized_linear import QuantizedLinear
 from kernels.linear.quantized_weight import quantized_by_rows
 from testing.checkpoints.changed_weights import with_changed_weights

@@ -21,7 +21,7 @@ import engine.models.layers.moe as moe
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.step.buffers import capture_sizes
-from engine.step.recorded_forward import RecordedForward
+from engine.step.passes.recorded_forward import RecordedForward
 from testing.checkpoints.random_checkpoint import DENSE_WITH_MTP, EOS_TOKEN_ID, MOE_WITH_MTP, make_checkpoint
 from testing.engines.speculating import Ask, greedy_asks, make_engine, serve
 from wire.messages.sampling_params import SamplingParams, Thinking

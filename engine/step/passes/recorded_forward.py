@@ -1,8 +1,8 @@
 """The model's pass over decode rows on a CPU, recorded once per batch size and replayed without Python.
 
-This corresponds to step graphs on a GPU (:mod:`engine.step.graph`), but covers only the forward pass, which
-takes nearly all of a step's time on a CPU. Inputs are in the step buffers, whose addresses never change.
-Outputs are in tensors that belong to the recording. Sampling and acceptance follow as ordinary calls.
+This corresponds to step graphs on a GPU (:mod:`engine.step.graph`), but covers only the forward
+pass, which takes nearly all of a step's time on a CPU. Inputs are in the step buffers, whose addresses never
+change. Outputs are in tensors that belong to the recording. Sampling and acceptance follow as ordinary calls.
 """
 
 from __future__ import annotations
