@@ -1,6 +1,7 @@
 """Are greedy tokens the same whichever tier a prompt's start comes from? No speed.
 
     python -m benchmarks.caches.tiers_exact --json benchmarks/results/tiers_exact.json
+    python -m benchmarks.caches.tiers_exact --device cuda --prompts 60
 
 Random prompts with shared beginnings run in every cell of a grid (:mod:`testing.tiers.cell`): tiers, cache
 modes, drafts, one and two tensor-parallel ranks, formats of the KV cache; in a few more cells also other
@@ -26,11 +27,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from benchmarks.json_file import read_json, write_json
 from testing.checkpoints.random_checkpoint import DENSE_WITH_MTP, MOE_WITH_MTP, make_checkpoint
-from testing.tiers.cell import OTHERS, Cell, grid
+from testing.tiers.cell import OTHERS, Cell, Device, grid
 from testing.tiers.prompts import shared_prompts
 from testing.tiers.trial import expected_answers, try_cell
 from twinfang.bench.machine import machine
@@ -108,13 +109,17 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=500, help="prompts in each cell")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", default="", help="run only configurations whose names have this text")
+    parser.add_argument("--device", choices=get_args(Device), default="cpu", help="cuda: cells of one rank")
     parser.add_argument("--json", type=Path, help="write the figures there, after each configuration")
     options = parser.parse_args()
     logging.disable(logging.WARNING)
     known = read_json(options.json) if options.json else None
     with tempfile.TemporaryDirectory(prefix="twinfang-") as folder:
         table = Table(Path(folder), options.prompts, options.seed, known)
-        for configuration, cells in groupby((*grid(), *OTHERS), key=lambda cell: cell.configuration):
+        every = [replace(cell, device=options.device) for cell in (*grid(), *OTHERS)]
+        if options.device == "cuda":
+            every = [cell for cell in every if cell.ranks == 1]
+        for configuration, cells in groupby(every, key=lambda cell: cell.configuration):
             if options.only in str(configuration):
                 table.run(list(cells))
                 if options.json:

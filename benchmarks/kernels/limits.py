@@ -31,6 +31,9 @@ LEAST_BYTES = 1 << 15
 READS_ALONE = 0.9
 """If at least this share of an op's bytes is read, a read is its limit."""
 GEMM_SIZES = (512, 1024)
+_FROM_MEMORY = 1 << 29
+"""A call that moves so much has the rate of the memory. A graph's copy of that size took a slower way: on an
+H200 2.8 TB/s, where kernels reached 4.2."""
 FLOPS_OF_INSTRUCTION = 2
 """A GEMM's rate counts two for a multiply-add, which is one instruction."""
 
@@ -105,6 +108,8 @@ class GpuRates:
         self.known["memory"] = measured_bytes_per_s(torch.device("cuda"))
 
     def bytes_per_s(self, kind: str, bytes_moved: int, sets: int) -> float:
+        if bytes_moved >= _FROM_MEMORY:
+            return self.known["memory"]
         name = f"{kind} {_size_name(bytes_moved)} x {sets}"
         if name not in self.known:
             half = max(16, bytes_moved // 2)

@@ -3,7 +3,7 @@ second.
 
     python -m benchmarks.steps.limit [--models 8b] [--batches 1 8 64] [--drafts 0 3] [--contexts 1024 8192]
                                     [--sampling greedy] [--prompts 8192] [--chunks 2048 8192] [--json FILE]
-                                    [--weight-dtype bfloat16] [--publish]
+                                    [--weight-dtype bfloat16] [--speculative-state replay] [--publish]
     python -m benchmarks.steps.limit --from FILE --publish        # the table once more
 
 It needs no checkpoint: models have random weights (``--load-format dummy``). ``--publish`` writes
@@ -40,6 +40,7 @@ from benchmarks.steps.measured_steps import SAMPLING, MeasuredSteps
 from benchmarks.steps.model_shape import TITLES, write_configuration
 from engine.checkpoint.weight_dtype import WeightDtype
 from engine.config import EngineConfig
+from engine.cost.speculative_state import SpeculativeState
 from twinfang.bench.machine import machine
 
 ON_GPU = {"models": ["8b"], "contexts": [1024, 8192], "prompts": [8192], "chunks": [2048, 8192]}
@@ -101,6 +102,7 @@ def _config(directory: Path, options: argparse.Namespace, k: int, chunk: int) ->
         cache_memory_bytes=_cache_bytes(options),
         num_speculative=k,
         drafter="ngram" if k else None,
+        speculative_state=options.speculative_state if k else "auto",
         num_threads=options.threads,
         stream_interval_s=0.0,
     )
@@ -127,6 +129,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--models", nargs="+", choices=list(TITLES))
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 8, 64])
     parser.add_argument("--drafts", nargs="+", type=int, default=[0, 3])
+    parser.add_argument("--speculative-state", choices=get_args(SpeculativeState), default="auto")
     parser.add_argument("--sampling", nargs="+", choices=list(SAMPLING), default=["greedy"])
     parser.add_argument("--contexts", nargs="+", type=int)
     parser.add_argument("--prompts", nargs="*", type=int)

@@ -23,8 +23,8 @@ BEGIN = "<!-- written by: python -m benchmarks.steps.limit --publish -->"
 END = "<!-- end of what step_limit writes -->"
 NOT_RUN = "–"
 DECODE_HEAD = (
-    "| model | sampling | batch | k | context | weights | states | KV | logits | together | limit | device "
-    "| step |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|"
+    "| model | sampling | batch | k | states are | context | weights | states | KV | logits | together "
+    "| limit | device | step |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|---|"
 )
 PREFILL_HEAD = (
     "| model | prompt | chunk | TFLOP | limit | prompt takes | of the product's rate |\n"
@@ -84,12 +84,18 @@ def _decode(row: dict[str, Any]) -> str:
         row["sampling"],
         row["batch"],
         row["num_drafts"],
+        _kept(row),
         f"{row['context']:,}",
         *shown,
         limit,
     ]
     cells += [_beside(row[name], row["limit_ms"]) for name in ("device_ms", "step_ms")]
     return _line(cells)
+
+
+def _kept(row: dict[str, Any]) -> str:
+    """Returns how a row with drafts keeps its states; nothing for rows without drafts, which have one."""
+    return {"slots": "in slots", "replay": "replayed"}[row["speculative_state"]] if row["num_drafts"] else ""
 
 
 def _prefill(row: dict[str, Any]) -> str:
@@ -116,8 +122,8 @@ def _has_kernels(rows: list[dict[str, Any]]) -> bool:
 def _kernels(name: str, rows: list[dict[str, Any]]) -> str:
     """Returns the longest kernels of each decode step."""
     lines = [
-        "| sampling | batch | k | context | launches | longest kernels, ms |",
-        "|---|---|---|---|---|---|",
+        "| sampling | batch | k | states are | context | launches | longest kernels, ms |",
+        "|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         longest = ", ".join(
@@ -125,7 +131,8 @@ def _kernels(name: str, rows: list[dict[str, Any]]) -> str:
             for one in row["kernels"][:KERNELS_SHOWN]
         )
         launches = sum(one["calls"] for one in row["kernels"])
-        cells = [row["sampling"], row["batch"], row["num_drafts"], f"{row['context']:,}", launches, longest]
+        cells = [row["sampling"], row["batch"], row["num_drafts"], _kept(row), f"{row['context']:,}"]
+        cells += [launches, longest]
         lines.append(_line(cells))
     return f"Kernels of one decode step of {TITLES[name]}, under torch's profiler:\n\n" + "\n".join(lines)
 
@@ -141,6 +148,7 @@ def _unmeasured() -> dict[str, Any]:
             sampling="greedy",
             batch=batch,
             num_drafts=k,
+            speculative_state="slots",
             context=context,
             bytes={**asdict(moved), "total": moved.total},
         )

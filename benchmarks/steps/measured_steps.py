@@ -6,7 +6,7 @@ import statistics
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import torch
 
@@ -15,6 +15,7 @@ from benchmarks.steps.machine_rates import cpu_clock, measured_bytes_per_s, meas
 from benchmarks.steps.replay_clock import ReplayClock
 from benchmarks.steps.step_bytes import decode_bytes, prefill_flops
 from engine.config import EngineConfig
+from engine.cost.speculative_state import StateBytes
 from engine.cost.step_cost import pairs_of
 from engine.cost.step_size import StepSize
 from engine.engine import Engine
@@ -46,6 +47,8 @@ class Decode:
     batch: int
     context: int
     """Average number of tokens before each row, over the steps."""
+    speculative_state: str
+    """``slots`` or ``replay``."""
     bytes: dict[str, float]
     bytes_per_s: float
     """Rate of a copy just before."""
@@ -93,16 +96,24 @@ class MeasuredSteps:
             self._replays.clear()
             before = self._num_tokens()
             step_s = min(self._run(STEPS // STRETCHES) for _ in range(STRETCHES))
-            num_context = (before + self._num_tokens()) // 2
+            after = self._num_tokens()
+            num_context = (before + after) // 2
+            gained = (after - before) / (batch * STEPS)
             device_s = self._replays.median_s()
             kernels = device_kernels(lambda: self._run(1), device)
         moved = decode_bytes(self._size, batch, num_context, num_positions)
+        replays = self.engine.capacity.replays
+        if replays:
+            sizes = StateBytes.of(self._config, device.type)
+            assert sizes is not None
+            moved = replace(moved, states=round(batch * sizes.moved_by_replay(num_positions, gained)))
         return Decode(
             self._model,
             sampling,
             num_positions - 1,
             batch,
             num_context // batch,
+            "replay" if replays else "slots",
             {**asdict(moved), "total": moved.total},
             bytes_per_s,
             1e3 * moved.total / bytes_per_s,

@@ -9,8 +9,9 @@ operand once, with these exceptions:
 | operand | counted |
 |---|---|
 | KV pool | attention: the context's keys or values; else: those of the step's tokens |
-| state pool | one state read and ``T`` written for each row, of the operand's layer |
-| weights of all experts | the share that tokens are sent to, on average |
+| state pool | of the operand's layer, for each row: one state read and ``T`` written, or one if rows replay |
+| inputs that rows keep to replay them | those of the step's rows |
+| weights of all experts | the share that tokens are sent to, on average, and shared experts |
 | a table in which rows are looked up or written | these rows |
 
 So logits of filtered rows count twice: with top-p they are read as often, or once more for each further race
@@ -21,20 +22,24 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+os.environ.setdefault("TRITON_INTERPRET", "1")  # decided when a kernel's module is imported
+
 from benchmarks.json_file import write_json
 from benchmarks.steps.model_shape import TITLES, write_configuration
 from benchmarks.steps.step_bytes import DecodeBytes, decode_bytes
 from engine.config import EngineConfig
+from engine.cost.speculative_state import StateBytes
 from engine.cost.step_cost import share_used
 from engine.cost.step_size import StepSize
 from engine.sampling.sampling_table import SamplingNeeds
@@ -53,6 +58,8 @@ RESULT = Path("benchmarks/results/step-traffic.json")
 DOCUMENT = Path("docs/performance.md")
 BEGIN = "<!-- written by: python -m benchmarks.steps.traffic --publish -->"
 END = "<!-- end of what benchmarks.steps.traffic writes -->"
+CONV_NDIM = 3
+"""Dimensions of the convolution's kept inputs; the scan's have four."""
 ATTENTION = "_decode_kernel"
 """The kernel that reads the KV of whole contexts."""
 LOOKED_UP = ("embedding", "gather", "index", "index_select")
@@ -94,14 +101,25 @@ class CapturedSteps:
             drafter="ngram" if num_drafts else None,
         )
         gpu, engine = make_engine(config, ROWS)
-        kinds = itertools.product(reversed(ROWS), reversed(CAPTURED))
-        self._graphs = dict(zip(kinds, gpu.graphs, strict=True))
+        kinds = list(itertools.product(reversed(ROWS), reversed(CAPTURED)))
+        self._graphs = dict(zip(kinds, gpu.graphs[: len(kinds)], strict=True))  # prompts' graphs follow
         self._num_positions = 1 + num_drafts
         self._size = StepSize.of(engine.model.config)
         self._pools = {"kv": _places(engine.caches.layers.k), "states": _places(engine.caches.layers.ssm)}
+        self._pools["kept"] = _places(
+            tensor
+            for one in engine._runner._states.layers.kept
+            for tensor in (one.conv, *vars(one.scan).values())
+        )
         self._weights = _places(_tensors(engine.model))
         self._num_experts = engine.model.config.moe and engine.model.config.moe.num_experts
         self._block_size = engine.caches.block_size
+        self._replayed: int | None = None
+        """Bytes of a row's states and kept inputs, if it replays and all drafts were accepted."""
+        if engine.capacity.replays:
+            states = StateBytes.of(engine.model.config, "cuda")
+            assert states is not None
+            self._replayed = round(states.moved_by_replay(self._num_positions, self._num_positions))
 
     def traffic(self, num_rows: int, needs: SamplingNeeds) -> Traffic:
         """Returns what one step of rows with :data:`CONTEXT` tokens before them launches and moves."""
@@ -115,7 +133,8 @@ class CapturedSteps:
 
     def least(self, num_rows: int) -> DecodeBytes:
         """Returns the bytes that any implementation moves, from ``config.json``."""
-        return decode_bytes(self._size, num_rows, num_rows * CONTEXT, self._num_positions)
+        moved = decode_bytes(self._size, num_rows, num_rows * CONTEXT, self._num_positions)
+        return moved if self._replayed is None else replace(moved, states=num_rows * self._replayed)
 
     def _moved(self, name: str, operands: list[Tensor], num_rows: int) -> Iterator[tuple[str, float]]:
         num_tokens = num_rows * self._num_positions
@@ -130,9 +149,14 @@ class CapturedSteps:
                 num_used = num_tokens + num_rows * CONTEXT * (name == ATTENTION)
                 num_bytes = num_used * _bytes(one[0]) / self._block_size
             elif kind == "states":
-                num_bytes = num_rows * (1 + self._num_positions) * _bytes(one[0])
-            elif kind == "weights" and one.ndim == 3 and len(one) == self._num_experts:
-                num_bytes *= share_used(self._size.expert_share, num_tokens)
+                num_written = self._num_positions if self._replayed is None else 1
+                num_bytes = num_rows * (1 + num_written) * _bytes(one[0])
+            elif kind == "kept":  # two steps' inputs; of the convolution's only the last few of the older one
+                kind, num_bytes = "states", num_rows * _bytes(one[0]) / (2 if one.ndim == CONV_NDIM else 1)
+            elif kind == "weights" and self._num_experts and one.ndim == 3 and len(one) >= self._num_experts:
+                num_shared = len(one) - self._num_experts
+                used = self._num_experts * share_used(self._size.expert_share, num_tokens)
+                num_bytes *= (used + num_shared) / len(one)
             yield kind, num_bytes
 
     def _kind(self, operand: Tensor) -> str:

@@ -25,6 +25,7 @@ from wire.errors import ConfigError
 Tiers = Literal["device", "host", "files", "restart"]
 Mode = Literal["none", "align", "all"]
 Drafter = Literal["ngram", "mtp"]
+Device = Literal["cpu", "cuda"]
 
 NUM_DRAFTS = 3
 FEW = {"max_num_seqs": 8, "max_batch_tokens": 64, "max_model_len": 128, "block_size": 8}
@@ -53,6 +54,8 @@ class Cell:
     steps_ahead: int = 0
     """With 1 there is no sanitizer: it compares each step with the one before."""
     is_encrypted: bool = False
+    device: Device = "cpu"
+    """On a GPU engines are batch-invariant: other kernels round a row by the batch that it is in."""
 
     def __str__(self) -> str:
         parts = [self.tiers, f"mode {self.mode}", f"k {NUM_DRAFTS} {self.drafter}" if self.drafter else "k 0"]
@@ -64,7 +67,8 @@ class Cell:
     @property
     def reference(self) -> Cell:
         """The configuration with the same numbers and nothing that could change a token."""
-        return Cell("device", "none", None, self.ranks, self.kv, model=self.model, states=self.states)
+        usual = Cell("device", "none", None, self.ranks, self.kv, model=self.model, states=self.states)
+        return replace(usual, device=self.device)
 
     @property
     def configuration(self) -> Cell:
@@ -73,8 +77,9 @@ class Cell:
 
     @property
     def scale(self) -> int:
-        """How much longer prompts are: 16-bit states are kept at multiples of 64 tokens only."""
-        return 1 if self.states == "auto" else 3
+        """How much longer prompts are: states of 16 bits, and all of a batch-invariant engine on a GPU, are
+        kept at multiples of 64 tokens only."""
+        return 1 if self.states == "auto" and self.device == "cpu" else 3
 
     def file_cache(self, directory: Path) -> FileCache | None:
         if self.tiers not in ("files", "restart"):
@@ -101,7 +106,8 @@ class Cell:
         config = EngineConfig(
             model_dir,
             "both",
-            device="cpu",
+            device=self.device,
+            batch_invariant=self.device == "cuda",
             cache_mode=self.mode,
             cache_policy=self.policy,
             kv_cache_dtype=self.kv,

@@ -162,7 +162,7 @@ def report_of(name):
 def test_stages_of_one_model_become_one_table():
     report = merged([report_of("8b"), report_of("nano"), report_of("8b")])
     assert {name: len(parts["decode"]) for name, parts in report["models"].items()} == {"8b": 2, "nano": 1}
-    assert "| Nemotron-H 8B | top-p | 8 | 0 | 512 |" in table(report)
+    assert "| Nemotron-H 8B | top-p | 8 | 0 |  | 512 |" in table(report)
     assert "1.25 ms, 1.25 ×" in table(report)
 
 
