@@ -212,7 +212,8 @@ def _make_policy(
     if config.cache_mode != "all" or config.state_block_size is not None:
         return eviction, None
     spacing = state_block // config.block_size
-    return eviction, StatePlacement(sizes, lambda: eviction.price, spacing=spacing)
+    moves_down = config.host_cache_bytes > 0
+    return eviction, StatePlacement(sizes, lambda: eviction.price, spacing=spacing, moves_down=moves_down)
 
 
 def _start_sizes(config: EngineConfig, model: ModelConfig) -> StartSizes:

@@ -69,6 +69,18 @@ Shares = tuple[Sequence[float], float]
 """Shares of starts: those used at ages of each bin, and those that are never used."""
 
 
+class MovingMean:
+    """The mean of all values at first, and of about the last ``num_samples`` later."""
+
+    def __init__(self, num_samples: int) -> None:
+        self.mean = 0.0
+        self._num, self._num_samples = 0, num_samples
+
+    def add(self, value: float) -> None:
+        self._num = min(self._num + 1, self._num_samples)
+        self.mean += (value - self.mean) / self._num
+
+
 class ReuseRates:
     """Counts of uses by class and age, and the rates that follow from them."""
 

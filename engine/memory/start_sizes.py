@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from engine.memory.prefix_journal import ReadCost
+
+LONG_STATES = 2
+"""A prompt whose KV weighs as much as so many states is a long one. Its FLOP count twice."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,20 @@ class StartSizes:
         num_tokens = end - start
         pairs = num_tokens * (start + (num_tokens + 1) / 2)
         return num_tokens * self.token_flops + pairs * self.pair_flops
+
+    def weighed_flops(self, start: int, end: int) -> float:
+        """Returns :meth:`flops`, which count the more the more they are: twice for those of a long prompt."""
+        flops = self.flops(start, end)
+        return flops * (1.0 + min(1.0, flops / self._long_flops))
+
+    @cached_property
+    def _long_flops(self) -> float:
+        return self.flops(0, max(1, round(LONG_STATES * self.blocks_per_state)))
+
+    @property
+    def blocks_per_state(self) -> float:
+        """Number of blocks whose KV weighs as much as a state."""
+        return max(1, self.slot_bytes) / max(1, self.block_bytes)
 
     def is_worth_copying(self, start: int, end: int, num_blocks: int, flops_per_byte: float) -> bool:
         """Whether ``num_blocks`` blocks and a state are copied sooner than the blocks from ``start`` to

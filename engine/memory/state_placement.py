@@ -9,8 +9,10 @@ earlier prompt's end that was, in bins of powers of 2:
 A start that is 7 blocks before the end serves all requests that leave at most 7 blocks before it. So the last
 block of each bin is a candidate. Chosen is the set of candidates that is expected to save most, less a price
 of its states; this is a dynamic program over at most 20 candidates, as in "Sparse Prefix Caching"
-(arXiv 2605.05219). The price is what the cache gives up for a state
-(:attr:`engine.memory.value_eviction.ValueEviction.price`).
+(arXiv 2605.05219). The price follows from what the cache gives up for a state
+(:attr:`engine.memory.value_eviction.ValueEviction.price`). It is higher where prompts are long: what
+continues a long prompt keeps its next state only when it has grown by enough, and starts from the last one
+until then.
 
 States are also kept at all places on the way where requests left earlier ones: other requests may leave
 there too. As long as nothing was given up for a state, states cost nothing: further ones are kept at fixed
@@ -29,7 +31,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from engine.memory.cached_start import Match, Place
-from engine.memory.reuse_rates import FAMILY_TOKENS, MAX_FAMILIES
+from engine.memory.reuse_rates import FAMILY_TOKENS, MAX_FAMILIES, MovingMean
 from engine.memory.start_sizes import StartSizes
 
 NUM_BINS = 20
@@ -42,9 +44,16 @@ FAMILY_PRIOR = 4.0
 PRIOR_PROMPTS = 4.0
 PRIOR_LEFT_AT_END = 2.0
 """Before anything is learned, every second prompt is expected to be continued at its end."""
-FIRST_PRICE, MORE_PRICE = 0.1, 4.0
-"""Parts of the price that a prompt's first state, and each further one, have to save. A first state that is
-worth little is given up soon. Further ones compete with it."""
+FIRST_PRICE_OF_A_STATE, MAX_FIRST_PRICE = 1.5, 5.0
+"""Times the price that a prompt's first state has to save: if the KV of a mean prompt weighs as much as a
+state, and at most. It grows with the square of the mean prompt. Where prompts are short, a first state that
+is worth little is given up soon."""
+FIRST_PRICE_OF_MOVED = 0.1
+"""The same if what is given up is not lost, but moves to host memory."""
+MORE_PRICE = 16.0
+"""Times the price that each further state of a prompt has to save. It competes with the first."""
+MEAN_PROMPTS = 200
+"""Number of the last prompts that the mean prompt is made of, about."""
 BRANCH_BIN = NUM_BINS
 """Stands for the place where a request left earlier ones."""
 MAX_BRANCHES = 8
@@ -82,13 +91,20 @@ class StatePlacement:
     """Learns from matches and marks prompts."""
 
     def __init__(
-        self, sizes: StartSizes, price: Callable[[], float] = lambda: 0.0, *, spacing: int | None = None
+        self,
+        sizes: StartSizes,
+        price: Callable[[], float] = lambda: 0.0,
+        *,
+        spacing: int | None = None,
+        moves_down: bool = False,
     ) -> None:
         """``spacing``: number of blocks between the states that are kept besides while they cost nothing;
-        None: none are."""
+        None: none are. ``moves_down``: what the cache gives up moves to host memory."""
         self._sizes = sizes
         self._price = price
         self._spacing = spacing
+        self._moves_down = moves_down
+        self._prompt_blocks = MovingMean(MEAN_PROMPTS)
         self._all = LeftCounts(MEMORY, PRIOR_PROMPTS, PRIOR_LEFT_AT_END)
         self._families: OrderedDict[bytes, LeftCounts] = OrderedDict()
         self._remembered: OrderedDict[bytes, int] = OrderedDict()
@@ -100,6 +116,7 @@ class StatePlacement:
         start, end = len(match.nodes), len(match.keys)
         if not end:
             return []
+        self._prompt_blocks.add(end)
         family = self._family(match.keys)
         left, bin_ = self._left(match.keys)
         for counts in (self._all, family):
@@ -153,6 +170,14 @@ class StatePlacement:
             for number, of_all in zip(family.left, self._all.left, strict=True)
         ]
 
+    @property
+    def _first_price(self) -> float:
+        """Times the price that a prompt's first state has to save."""
+        if self._moves_down:
+            return FIRST_PRICE_OF_MOVED
+        states = self._prompt_blocks.mean / self._sizes.blocks_per_state
+        return min(MAX_FIRST_PRICE, FIRST_PRICE_OF_A_STATE * states**2)
+
     def _remember(self, keys: list[bytes], branch: int) -> None:
         remembered, end = self._remembered, len(keys)
         for bin_ in range(NUM_BINS):
@@ -182,11 +207,12 @@ class StatePlacement:
             total += chances[bin_]
             left_up_to.append(total)
         best: list[tuple[float, int]] = []
+        first_price, more_price = self._first_price * price, MORE_PRICE * price
         for i, distance in enumerate(distances):
             saved = self._sizes.flops(start, end - distance)
-            most, before = left_up_to[i] * saved - FIRST_PRICE * price, -1
+            most, before = left_up_to[i] * saved - first_price, -1
             for j in range(i):
-                gain = best[j][0] + (left_up_to[i] - left_up_to[j]) * saved - MORE_PRICE * price
+                gain = best[j][0] + (left_up_to[i] - left_up_to[j]) * saved - more_price
                 if gain > most:
                     most, before = gain, j
             best.append((most, before))

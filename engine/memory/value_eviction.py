@@ -1,7 +1,10 @@
 """Gives up the start that saves least for each byte that it holds.
 
-    value of a start = FLOP from the next shorter kept start * expected uses per request
+    value of a start = weighed FLOP from the next shorter kept start * expected uses per request
                        / bytes that only this start holds: its state, and KV that leads to no other start
+
+The weight (:meth:`engine.memory.start_sizes.StartSizes.weighed_flops`) makes one long wait count more than
+several short ones that take as long together. Without it the slowest requests pay for all others.
 
 Expected uses are learned (:mod:`engine.memory.reuse_rates`), in classes by where a start is, whether blocks
 follow it, and how often it was used. Classes are few, because a small cache sees few uses. Starts are worth
@@ -23,7 +26,7 @@ from dataclasses import dataclass
 
 from engine.memory.cached_start import CachedBlock, CachedState, Match, Place
 from engine.memory.eviction import LeafHeap
-from engine.memory.reuse_rates import FAMILY_TOKENS, FamilyReuse, ReuseRates, age_bin
+from engine.memory.reuse_rates import FAMILY_TOKENS, FamilyReuse, MovingMean, ReuseRates, age_bin
 from engine.memory.start_sizes import StartSizes
 
 MAX_HITS_DIGITS = 6
@@ -40,19 +43,7 @@ MIN_PAST_STARTS = 1024
 PAST_FACTOR = 4
 """As many given-up starts are remembered as this factor times the kept ones."""
 PRICE_SAMPLES = 50
-"""Number of the last values that a moving mean is made of, about."""
-
-
-class MovingMean:
-    """The mean of all values at first, and of about the last :data:`PRICE_SAMPLES` later."""
-
-    def __init__(self) -> None:
-        self.mean = 0.0
-        self._num = 0
-
-    def add(self, value: float) -> None:
-        self._num = min(self._num + 1, PRICE_SAMPLES)
-        self.mean += (value - self.mean) / self._num
+"""Number of the last evictions, or waits, that the price follows from."""
 
 
 @dataclass(slots=True)
@@ -84,12 +75,12 @@ class ValueEviction:
         self._past: OrderedDict[bytes, _PastStart] = OrderedDict()
         self._kept: dict[CachedState, None] = {}
         self._num_requests = 0
-        self._score, self._waits = MovingMean(), MovingMean()
+        self._score, self._waits = MovingMean(PRICE_SAMPLES), MovingMean(PRICE_SAMPLES)
 
     @property
     def price(self) -> float:
-        """FLOP that each byte of a new start has to be expected to save, so that it is worth what is given up
-        for it. 0 while nothing was given up."""
+        """Weighed FLOP that each byte of a new start has to be expected to save, so that it is worth what is
+        given up for it. 0 while nothing was given up."""
         return self._score.mean * self._waits.mean
 
     # --- events ----------------------------------------------------------------------------------
@@ -269,7 +260,7 @@ class ValueEviction:
     def _index_of(self, state: CachedState) -> int:
         shorter, num_alone = start_neighbours(state)
         start = 0 if shorter is None else shorter.node.num_blocks
-        saved = self._sizes.flops(start, state.node.num_blocks)
+        saved = self._sizes.weighed_flops(start, state.node.num_blocks)
         num_bytes = self._sizes.slot_bytes + num_alone * self._sizes.block_bytes
         start_class = _class_of(state)
         saved *= self._families.factor(state.family, _kind_of(start_class))

@@ -60,6 +60,13 @@ def starts(cache):
     return {state.node.num_blocks for state in cache._states}
 
 
+def test_long_waits_count_up_to_twice():
+    """A state weighs as much as the KV of 4 tokens, so a prompt of 8 is a long one."""
+    flops = [SIZES.flops(0, length) for length in (1, 8, 80)]
+    weights = [SIZES.weighed_flops(0, length) / one for length, one in zip((1, 8, 80), flops, strict=True)]
+    assert weights == [1.0 + flops[0] / flops[1], 2.0, 2.0]
+
+
 @pytest.mark.parametrize("make_policy", [LruEviction, lambda: ValueEviction(SIZES)])
 @settings(deadline=None)
 @given(data=st.data(), lives=st.lists(PROMPT, max_size=30))

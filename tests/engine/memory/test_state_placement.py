@@ -124,3 +124,23 @@ def test_nothing_is_marked_that_is_cached_already():
 def test_a_high_price_keeps_no_states():
     placement = StatePlacement(SIZES, lambda: 1e9)
     assert placement.mark(Match(keys=keys(("a", 9)))) == []
+
+
+def continued(num_blocks, **options):
+    """What a prompt keeps that goes on for 8 blocks where the cache ends, after 100 of its kind."""
+    placement = StatePlacement(SIZES, lambda: 40.0, **options)
+    turns = [(f"turn{turn}", 8) for turn in range(100)]
+    for turn in range(100):
+        placement.mark(Match(keys=keys((f"context{turn // 10}", num_blocks), *turns[: turn % 10 + 1])))
+    prompt = keys(("context9", num_blocks), *turns[:11])
+    cached = [CachedBlock(key, None, number + 1, number) for number, key in enumerate(prompt[:-8])]
+    return [mark.place for mark in placement.mark(Match(cached, None, [], prompt))]
+
+
+def test_what_continues_a_long_prompt_keeps_no_state_until_it_has_grown_by_enough():
+    assert continued(num_blocks=10) == [Place.END]
+    assert continued(num_blocks=1000) == []
+
+
+def test_a_state_costs_little_if_what_is_given_up_for_it_moves_to_host_memory():
+    assert continued(num_blocks=1000, moves_down=True) == [Place.END]
