@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from testing.conditions import until
-
 TOKEN = "a-token-for-tests-0123456789"
 
 
@@ -14,16 +12,9 @@ async def get(stack, path):
 
 
 async def get_whole(stack, path):
-    """Return a view that all processes have contributed to. On a busy machine one may be late and is named
-    missing; then ask again."""
-
-    async def is_whole():
-        nonlocal view
-        view = await get(stack, path)
-        return not view["missing"]
-
-    view = None
-    await until(is_whole, f"every process contributes to {path}")
+    """Return a view that all processes have contributed to."""
+    view = await get(stack, path)
+    assert not view["missing"]
     return view
 
 

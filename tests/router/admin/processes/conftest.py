@@ -4,8 +4,9 @@ from contextlib import AsyncExitStack
 
 import pytest
 
+from router.admin.processes import channel
 from router.config import ModelSource, RouterConfig
-from testing.conditions import until
+from testing.conditions import TIMEOUT_S, until
 from testing.router.admin_calls import TOKEN
 from testing.router.router_processes import siblings
 from testing.router.scripted_router import MODEL
@@ -30,7 +31,10 @@ class Stack:
 
 
 @pytest.fixture
-async def make_siblings(tmp_path):
+async def make_siblings(tmp_path, monkeypatch):
+    """Return routers that wait for each other as long as a test waits. They share one process: if a busy
+    machine held it up for two seconds, all of them would be late at once."""
+    monkeypatch.setattr(channel, "TIMEOUT_S", TIMEOUT_S)
     async with AsyncExitStack() as exits:
 
         async def make(count=3, **settings):
