@@ -226,10 +226,12 @@ def test_a_server_that_is_killed_while_it_writes_leaves_nothing_wrong(bundled_mo
         num_bytes = size_of(tmp_path)
     with filing(bundled_model, files) as again:
         assert failed_by(again.figures) <= {"torn"}
+        num_found = []
         for seed in range(3):
             found = again.run(conversations(8, 1, seed=seed))
             assert answers(found) == expected[seed]
-            assert num_cached(found) > 0
+            num_found.append(num_cached(found))
+        assert all(num_found[:2]), "3 MB hold the first two; of the third a record may be torn"
         assert failed_by(again.figures) <= {"torn"}
 
 
