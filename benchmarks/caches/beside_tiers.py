@@ -41,7 +41,8 @@ from engine.files.start_files import FileJob
 from engine.files.tier_settings import FileCache
 from engine.models import read_config
 from engine.request import Request
-from kv_transfer.files.file_store import WRITE_BYTES_PER_S, FileStore
+from kv_transfer.files.file_store import FileStore
+from kv_transfer.files.write_pace import WRITE_BYTES_PER_S
 from testing.marked_section import replace_between
 from twinfang.bench.machine import machine
 from twinfang.flags.table import BUNDLED_MODEL

@@ -29,7 +29,7 @@ from benchmarks.side_by_side.contenders.arrangement import (
 from benchmarks.side_by_side.contenders.vllm import Vllm
 from engine.config import EngineConfig
 from engine.models import read_config
-from kv_transfer.files.file_store import WRITE_BYTES_PER_S, WRITE_CORE_SHARE
+from kv_transfer.files.write_pace import WRITE_BYTES_PER_S, WRITE_CORE_SHARE
 from testing.fleets.stack import running_stack
 from twinfang.stack.ports import free_ports
 from wire.errors import TwinfangError

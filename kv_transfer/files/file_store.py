@@ -28,6 +28,7 @@ from kv_transfer.files.purge import Purge
 from kv_transfer.files.record import Record, header_bytes, owner_tag, pack_header, record_bytes
 from kv_transfer.files.seal import Sealer
 from kv_transfer.files.segments import Extent, Segment, Segments
+from kv_transfer.files.write_pace import WritePace
 from kv_transfer.nixl.file_agent import FileAgent
 from kv_transfer.nixl.poll_thread import PollThread
 from telemetry.engine_metrics import FileCacheFigures, FileFailure
@@ -40,12 +41,6 @@ lines = RepeatedLines(log)
 
 BUFFER_BYTES = 4 << 20
 WRITE_PIECE_BYTES = 1 << 20
-WRITE_BYTES_PER_S = 20 << 20
-"""A piece takes 0.5 ms of one core, beside what the system writes: 1 % of a core at this rate."""
-WRITE_CORE_SHARE = 0.0075
-"""The part of a core that this thread uses for writes, at most. What running answers notice of it is the
-interpreter's lock: each piece takes it about eight times, whatever its size, and the engine's thread waits
-about as long as this thread works (docs/cache-tiers.md)."""
 IO_DEADLINE_S = 30.0
 """If a piece takes longer, it counts as failed."""
 PAUSE_S = 30.0
@@ -98,6 +93,7 @@ class FileStore:
         self._purges: deque[Purge] = deque()
         self._write: tuple[FileJob, Iterator[int]] | None = None
         self._next_write_s = 0.0
+        self._pace = WritePace()
         self._next_upkeep_s = 0.0
         self._writes_from_s = self._reads_from_s = 0.0
         self.bytes_per_s = FIRST_RATE
@@ -326,7 +322,8 @@ class FileStore:
 
     def _write_on(self, job: FileJob, pieces: Iterator[int]) -> None:
         """Writes the next piece, then rests."""
-        began_cpu_s, num_bytes, is_done = time.thread_time(), 0, False
+        num_bytes, is_done = 0, False
+        self._pace.begin()
         try:
             num_bytes = next(pieces, 0)
             is_done = not num_bytes
@@ -335,8 +332,7 @@ class FileStore:
             self._failed(kind, str(error))
             self._segments.end_current()  # what was written of the record is never written over
             self._writes_from_s = time.monotonic() + PAUSE_S
-        rest_s = max(num_bytes / WRITE_BYTES_PER_S, (time.thread_time() - began_cpu_s) / WRITE_CORE_SHARE)
-        self._next_write_s = time.monotonic() + rest_s
+        self._next_write_s = time.monotonic() + self._pace.rest_s(num_bytes)
         if not num_bytes:
             self._write = None
             self._end(job, is_done=is_done, is_write=True)

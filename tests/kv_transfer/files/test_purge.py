@@ -10,7 +10,7 @@ import pytest
 from engine.files.start_files import PurgedFiles
 from engine.files.tier_settings import FileCache
 from engine.request import Request
-from kv_transfer.files import file_store
+from kv_transfer.files import file_store, write_pace
 from kv_transfer.files.offline_purge import folders, purge_folder
 from kv_transfer.files.purge import Purge
 from kv_transfer.files.seal import Sealer
@@ -170,7 +170,8 @@ def test_a_start_that_is_half_written_is_not_written(bundled_model, tmp_path, mo
         one.engine.scheduler.owned.cache.clear()  # so that nothing of bob is written any more
         with monkeypatch.context() as patch:
             patch.setattr(file_store, "WRITE_PIECE_BYTES", 4096)
-            patch.setattr(file_store, limit, least)  # the second piece comes after an hour
+            patch.setattr(write_pace, "IDLE_CORE_SHARE", 0.0)
+            patch.setattr(write_pace, limit, least)  # the second piece comes after an hour
             first = one.run(PROMPTS[ALICE], cache_salt=ALICE)
             wait_until(lambda: one.step() or waits_for_an_hour(one), "the first piece is written")
             places = extents_of(one, owner_of_key("alice"))
