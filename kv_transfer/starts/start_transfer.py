@@ -77,16 +77,17 @@ class StartTransfer:
         self._num_done = self._num_asked = 0
         self._patience = Patience(PATIENCE_S)
         self._until_s = time.monotonic() + TRANSFER_S
+        self._damage: TransferError | None = None
         self._has_ended = False
 
     def go_on(self) -> None:
-        """Reads the next piece; after the last one, the epoch."""
+        """Reads the next piece; after the last one, or one that is not what was lent, the epoch."""
         if time.monotonic() > self._until_s:
             self._end(_late())
             self._on_free()
             return
         self._patience.renew()
-        if self._num_done == len(self._sources):
+        if self._num_done == len(self._sources) or self._damage is not None:
             self._validate()
             return
         self._num_asked = min(len(self._buffer.pages), len(self._sources) - self._num_done)
@@ -114,20 +115,21 @@ class StartTransfer:
         return np.array(rows, dtype=np.uint64)
 
     def _landed(self, error: TransferError | None) -> None:
-        error = error or self._damage()
-        if error is None and not self._has_ended:
+        if error is not None or self._has_ended:
+            self._end(error)
+            self._on_free()
+            return
+        self._damage = self._compare()
+        if self._damage is None:
             for index in range(self._num_asked):
                 self._memory[self._targets[self._num_done + index] - 1] = self._buffer.pages[index]
             self._num_done += self._num_asked
-            self._thread.post(self.go_on)  # not at once: other reads have their turn
-            return
-        self._end(error)
-        self._on_free()
+        self._thread.post(self.go_on)  # not at once: other reads have their turn
 
-    def _damage(self) -> TransferError | None:
+    def _compare(self) -> TransferError | None:
         """Compares what has landed with what was lent."""
         sent, digests = self._lent.digests, self._buffer.digests
-        if not sent or digests is None or self._has_ended:
+        if not sent or digests is None:
             return None
         found = digests(range(self._num_asked))
         if tuple(found) == sent[self._num_done : self._num_done + self._num_asked]:
@@ -138,6 +140,8 @@ class StartTransfer:
         lease = Done(self._lent.lease_id, self._lent.epoch)
 
         def validated(error: TransferError | None) -> None:
+            # Other bytes are damage only if the start was lent all the time: else they are another start's.
+            error = error or self._damage
             has_ended = self._has_ended
             self._end(error)
             self._on_free()

@@ -128,6 +128,15 @@ def test_other_bytes_than_were_lent_are_noticed(servers):
     lender.ended.get(timeout=TIMEOUT_S)
 
 
+def test_pages_of_a_loan_that_has_ended_may_be_another_start_s(servers):
+    reader, lender = servers
+    lent = lender.lend()
+    lender.source.end(EndLease("a start", lent.lease_id, lent.epoch))
+    lender.ended.get(timeout=TIMEOUT_S)
+    lender.pages[SOURCES[0][0] - 1].fill_(0)
+    assert reader.read(lent).cause == "lease_ended", "nothing was damaged on its way"
+
+
 def test_a_page_outside_of_the_lender_s_memory_is_refused(servers):
     reader, lender = servers
     lent = lender.lend()
