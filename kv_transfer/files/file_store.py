@@ -92,7 +92,6 @@ class FileStore:
         self._reads: deque[_Task] = deque()
         self._purges: deque[Purge] = deque()
         self._write: tuple[FileJob, Iterator[int]] | None = None
-        self._next_write_s = 0.0
         self._pace = WritePace()
         self._next_upkeep_s = 0.0
         self._writes_from_s = self._reads_from_s = 0.0
@@ -224,9 +223,9 @@ class FileStore:
             self._keep_up()
             self._next_upkeep_s = now_s + UPKEEP_S
         if self._write is not None:
-            if now_s >= self._next_write_s:
+            if not self._pace.rest_s():
                 self._write_on(*self._write)
-            return max(0.0, self._next_write_s - now_s) if self._write is not None else 0.0
+            return self._pace.rest_s() if self._write is not None else 0.0
         return max(0.0, self._next_upkeep_s - now_s)
 
     def _keep_up(self) -> None:
@@ -322,8 +321,7 @@ class FileStore:
 
     def _write_on(self, job: FileJob, pieces: Iterator[int]) -> None:
         """Writes the next piece, then rests."""
-        num_bytes, is_done = 0, False
-        self._pace.begin()
+        began_cpu_s, num_bytes, is_done = time.thread_time(), 0, False
         try:
             num_bytes = next(pieces, 0)
             is_done = not num_bytes
@@ -332,7 +330,7 @@ class FileStore:
             self._failed(kind, str(error))
             self._segments.end_current()  # what was written of the record is never written over
             self._writes_from_s = time.monotonic() + PAUSE_S
-        self._next_write_s = time.monotonic() + self._pace.rest_s(num_bytes)
+        self._pace.wrote(num_bytes, time.thread_time() - began_cpu_s)
         if not num_bytes:
             self._write = None
             self._end(job, is_done=is_done, is_write=True)

@@ -179,7 +179,7 @@ def test_a_start_that_is_half_written_is_not_written(bundled_model, tmp_path, mo
             _, purged = one.purge(OF_ALICE)
             assert purged.num_records == 1
         assert not any(any(data[64:]) for data in bytes_at(places))
-        one.store._next_write_s = 0.0
+        one.store._pace = write_pace.WritePace()
         found = one.run(PROMPTS[ALICE], cache_salt=ALICE)
         assert found[0].measured.num_cached == 0
         assert answers(found) == answers(first)
@@ -189,7 +189,7 @@ def test_a_start_that_is_half_written_is_not_written(bundled_model, tmp_path, mo
 
 
 def waits_for_an_hour(one):
-    return one.store._next_write_s > time.monotonic() + 1000
+    return one.store._pace._until_s > time.monotonic() + 1000
 
 
 def test_a_start_that_is_being_read_is_not_kept(bundled_model, files):

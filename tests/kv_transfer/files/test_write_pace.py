@@ -3,58 +3,65 @@
 import pytest
 
 from kv_transfer.files import write_pace
-from kv_transfer.files.write_pace import Times, WritePace
+from kv_transfer.files.write_pace import LOOK_S, Times, WritePace
 
-PIECE_BYTES = 1 << 20
+PIECE_BYTES = 1 << 19
 PIECE_CPU_S = 2e-3
 BY_BYTES_S = PIECE_BYTES / write_pace.WRITE_BYTES_PER_S
 BY_CPU_S = PIECE_CPU_S / write_pace.WRITE_CORE_SHARE
 
 
 class Process:
-    """A clock, and the CPU time of two threads."""
+    """A clock, and the CPU time of the files' thread and of the engine's."""
 
     def __init__(self):
         self.clock_s = self.files_s = self.engine_s = 0.0
         self.pace = WritePace(lambda: Times(self.clock_s, self.files_s + self.engine_s, self.files_s))
 
-    def write(self):
-        self.pace.begin()
-        self.files_s += PIECE_CPU_S
+    def write(self, num_bytes=PIECE_BYTES):
         self.clock_s += PIECE_CPU_S
-        return self.pace.rest_s(PIECE_BYTES)
+        self.files_s += PIECE_CPU_S
+        self.pace.wrote(num_bytes, PIECE_CPU_S)
 
-    def work(self, seconds, share):
-        self.clock_s += seconds
-        self.engine_s += seconds * share
+    def rest(self, share):
+        """Rests while the engine uses this share of a core. Returns for how long."""
+        start_s = self.clock_s
+        while rest_s := self.pace.rest_s():
+            self.clock_s += rest_s
+            self.engine_s += rest_s * share
+        return self.clock_s - start_s
+
+
+def test_the_first_piece_comes_at_once():
+    assert Process().pace.rest_s() == 0.0
 
 
 def test_an_engine_that_runs_is_left_its_core():
     process = Process()
     for _ in range(3):
-        assert process.write() == pytest.approx(BY_CPU_S)
-        process.work(0.1, share=1.0)
+        process.write()
+        assert process.rest(share=1.0) == pytest.approx(BY_CPU_S)
 
 
-def test_nobody_notices_writes_of_an_idle_process():
+def test_the_limit_of_cpu_time_does_not_hold_while_nothing_else_runs():
     process = Process()
-    assert process.write() == pytest.approx(BY_CPU_S), "what ran before is not known"
     for _ in range(3):
-        process.work(0.1, share=0.01)
-        assert process.write() == pytest.approx(BY_BYTES_S)
+        process.write()
+        assert process.rest(share=0.01) == pytest.approx(max(BY_BYTES_S, LOOK_S))
 
 
-def test_the_piece_after_an_answer_begins_is_followed_by_the_long_rest():
+def test_a_long_rest_ends_soon_after_the_last_answer():
     process = Process()
     process.write()
-    process.work(0.1, share=0.0)
-    process.write()
-    process.work(BY_BYTES_S, share=1.0)
-    assert process.write() == pytest.approx(BY_CPU_S)
+    for _ in range(2):
+        process.clock_s += LOOK_S
+        process.engine_s += LOOK_S
+        assert process.pace.rest_s() == pytest.approx(LOOK_S)
+    assert process.rest(share=0.0) == pytest.approx(LOOK_S)
 
 
-def test_large_pieces_that_cost_little_rest_by_their_bytes():
+def test_the_limit_of_bytes_always_holds():
     process = Process()
-    process.pace.begin()
-    process.clock_s += 1.0
-    assert process.pace.rest_s(100 * PIECE_BYTES) == pytest.approx(100 * BY_BYTES_S)
+    for share in (0.0, 1.0):
+        process.write(100 * PIECE_BYTES)
+        assert process.rest(share) == pytest.approx(100 * BY_BYTES_S)
