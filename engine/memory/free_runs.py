@@ -27,16 +27,18 @@ class FreeRuns:
     def take(self, count: int) -> list[int]:
         """Take ``count`` indices, which must be free: of one run if there is such a run, else of few."""
         taken: list[int] = []
-        while len(taken) < count:
-            missing = count - len(taken)
+        missing = count
+        while missing > 0:
             start = self._fitting(missing)
             if start is None:
                 start = self._longest()
             end = self._remove(start)
-            used = min(end, start + missing)
-            taken.extend(range(start, used))
-            if used < end:
+            used = end
+            if end > start + missing:
+                used = start + missing
                 self._enter(used, end)
+            taken += range(start, used)
+            missing -= used - start
         return taken
 
     def take_behind(self, index: int, count: int) -> list[int]:
@@ -67,18 +69,24 @@ class FreeRuns:
         best: tuple[int, int] | None = None
         for start, _ in zip(reversed(self._by_size[digits]), range(LOOKS), strict=False):
             length = self._end_of[start] - start
-            if length >= count and (best is None or length < best[0]):
+            if length == count:
+                return start
+            if length > count and (best is None or length < best[0]):
                 best = (length, start)
         if best is not None:
             return best[1]
-        for runs in self._by_size[digits + 1 :]:
-            if runs:
-                return next(reversed(runs))
+        for longer in range(digits + 1, len(self._by_size)):
+            if self._by_size[longer]:
+                return next(reversed(self._by_size[longer]))
         return None
 
     def _longest(self) -> int:
-        """Return the first index of a run among the longest."""
-        return next(reversed(next(runs for runs in reversed(self._by_size) if runs)))
+        """Return the first index of a run among the longest. There must be one."""
+        runs: dict[int, None] = {}
+        for runs in reversed(self._by_size):
+            if runs:
+                break
+        return next(reversed(runs))
 
     def _enter(self, start: int, end: int) -> None:
         self._end_of[start], self._start_of[end] = end, start

@@ -117,7 +117,7 @@ class _CpuCopies:
         self._begins = np.arange(memory.state_pages) * self._page_bytes + caches.state.data_ptr()
         """Where the pages of slot 0 begin, if it has a state."""
         ends = range(self._page_bytes, (memory.state_pages + 1) * self._page_bytes, self._page_bytes)
-        self._lengths = [self._page_bytes - max(0, end - self._slot_bytes) for end in ends]
+        self._lengths = np.array([self._page_bytes - max(0, end - self._slot_bytes) for end in ends])
         copy_ranges(np.empty((3, 0), dtype=np.int64))  # so that no step has to compile it
 
     def save(self, demoted: Sequence[HostCopy]) -> None:
@@ -131,12 +131,14 @@ class _CpuCopies:
     def _ranges(self, copies: Sequence[HostCopy]) -> NDArray[np.int64]:
         """Returns where each block, and each page of a state, lies in host memory and in its pool, and its
         length: ``[3, n]``."""
-        block_ids = [block_id for copy in copies for block_id in copy.block_ids]
-        pages = [page for copy in copies for page in copy.block_pages]
-        slots = [copy.slot for copy in copies if copy.state_pages]
+        block_ids: list[int] = []
+        pages: list[int] = []
+        for copy in copies:
+            block_ids += copy.block_ids
+            pages += copy.block_pages
         for copy in copies:
             pages += copy.state_pages
-        num_blocks = len(block_ids)
+        num_blocks, num_state_pages = len(block_ids), len(self._lengths)
         ranges = np.empty((3, len(pages)), dtype=np.int64)
         ranges[0] = pages
         ranges[0] *= self._page_bytes
@@ -145,9 +147,12 @@ class _CpuCopies:
         ranges[1, :num_blocks] *= self._page_bytes
         ranges[1, :num_blocks] += self._caches.kv.data_ptr()
         ranges[2, :num_blocks] = self._page_bytes
-        if slots:
-            ranges[1, num_blocks:] = np.add.outer(np.array(slots) * self._slot_bytes, self._begins).ravel()
-            ranges[2, num_blocks:] = self._lengths * len(slots)
+        first = num_blocks
+        for slot in (copy.slot for copy in copies if copy.state_pages):
+            end = first + num_state_pages
+            np.add(self._begins, slot * self._slot_bytes, out=ranges[1, first:end])
+            ranges[2, first:end] = self._lengths
+            first = end
         return ranges
 
 
