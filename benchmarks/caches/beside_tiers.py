@@ -56,8 +56,9 @@ TURNS_EACH, STEPS_EACH = 8, 80
 """Turns, or decode steps, of a window: an eighth of a second."""
 HOST_BYTES = 96 << 20
 """Room for the conversations, and for few that have ended."""
-WARM_TURNS = 6 * NUM_SESSIONS
-"""Then host memory is full. Its first use costs more: the system clears its pages."""
+WARM_TURNS = 20 * NUM_SESSIONS
+"""Then host memory is full, whose first use costs more: the system clears its pages. And cache policies have
+learned from ended conversations: before that, the engine with room for all computes some prompts again."""
 MOST_TOKENS = FIRST_PROMPT + NUM_TURNS * TURN_TOKENS
 WRITE_PAGES = 64
 FIRST_TOKEN_ID, LAST_TOKEN_ID = 5, 900
