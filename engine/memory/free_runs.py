@@ -82,11 +82,10 @@ class FreeRuns:
 
     def _longest(self) -> int:
         """Return the first index of a run among the longest. There must be one."""
-        runs: dict[int, None] = {}
         for runs in reversed(self._by_size):
             if runs:
-                break
-        return next(reversed(runs))
+                return next(reversed(runs))
+        raise AssertionError("more indices are taken than are free")
 
     def _enter(self, start: int, end: int) -> None:
         self._end_of[start], self._start_of[end] = end, start
