@@ -64,14 +64,14 @@ class CachedBlock:
     num_blocks: int
     """Number of blocks from the prompt's start to the end of this block."""
     block_id: int
-    state: CachedState | None = None
-    num_users: int = 0
-    num_children: int = 0
-    last_used: int = 0
-    is_cached: bool = True
-    """Whether the block is still in the tree."""
     salt: str = ""
     """The cache salt of the prompts that the block belongs to (:mod:`wire.messages.cache_salt`)."""
+    num_users: int = 0
+    last_used: int = 0
+    state: CachedState | None = None
+    num_children: int = 0
+    is_cached: bool = True
+    """Whether the block is still in the tree."""
 
     @property
     def is_idle_leaf(self) -> bool:
@@ -107,6 +107,8 @@ class HostBlock:
     """Number of blocks from the prompt's start to the end of this block."""
     page: int
     """Null if the model has no KV."""
+    salt: str = ""
+    """Like :attr:`CachedBlock.salt`."""
     is_start: bool = False
     state_pages: tuple[int, ...] = ()
     place: Place = Place.INNER
@@ -117,8 +119,6 @@ class HostBlock:
     """How often the start is being written to files or is lent, so that it can't be given up."""
     session: str = ""
     """Like :attr:`CachedState.session`."""
-    salt: str = ""
-    """Like :attr:`CachedBlock.salt`."""
 
     @property
     def is_pinned(self) -> bool:

@@ -26,6 +26,8 @@ class FreeRuns:
 
     def take(self, count: int) -> list[int]:
         """Take ``count`` indices, which must be free: of one run if there is such a run, else of few."""
+        if count == self.num_free:
+            return self._take_all()
         taken: list[int] = []
         missing = count
         while missing > 0:
@@ -39,6 +41,18 @@ class FreeRuns:
                 self._enter(used, end)
             taken += range(start, used)
             missing -= used - start
+        return taken
+
+    def _take_all(self) -> list[int]:
+        """Take all indices. A full cache gives up just as many as are missing, mostly in many short runs."""
+        taken: list[int] = []
+        for start, end in sorted(self._end_of.items()):
+            taken += range(start, end)
+        self._end_of.clear()
+        self._start_of.clear()
+        for runs in self._by_size:
+            runs.clear()
+        self.num_free = 0
         return taken
 
     def take_behind(self, index: int, count: int) -> list[int]:

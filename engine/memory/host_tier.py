@@ -393,7 +393,7 @@ class HostTier:
         return last
 
     def _add(self, key: bytes, parent: HostBlock | None, num_blocks: int, page: int, salt: str) -> HostBlock:
-        block = self._blocks[key] = HostBlock(key, parent, num_blocks, page, salt=salt)
+        block = self._blocks[key] = HostBlock(key, parent, num_blocks, page, salt)
         if self._serves(block):
             self.journal.add(key, Tier.HOST)
         if parent is not None:

@@ -254,25 +254,39 @@ class PrefixCache:
         cache from now on. If an equal block is cached already, its node is held instead, and the request
         continues to use its own block. ``salt`` says whose prompts they are.
         """
-        parent, num_held = nodes[-1] if nodes else None, len(nodes)
-        for index in range(num_held, num_blocks):
-            key = keys[index]
+        known: list[CachedBlock] = []
+        for key in keys[len(nodes) : num_blocks]:
             node = self._nodes.get(key)
             if node is None:
-                node = CachedBlock(key, parent, index + 1, self._block_at(block_ids, index), salt=salt)
-                self._enter(node)
-            nodes.append(node)
-            parent = node
-        self.hold(nodes[num_held:])
+                break
+            known.append(node)
+        self.hold(known)
+        nodes += known
+        if len(nodes) < num_blocks:  # no block follows one that is not cached
+            nodes += self._new_nodes(nodes, keys, num_blocks, block_ids, salt)
+
+    def _new_nodes(
+        self,
+        before: Sequence[CachedBlock],
+        keys: Sequence[bytes],
+        num_blocks: int,
+        block_ids: Sequence[int],
+        salt: str,
+    ) -> list[CachedBlock]:
+        """Enter nodes for the blocks behind the nodes ``before``, and return them. They are held."""
+        parent, now = before[-1] if before else None, next(self._clock)
+        new: list[CachedBlock] = []
+        for index in range(len(before), num_blocks):
+            key, block_id = keys[index], self._block_at(block_ids, index)
+            node = CachedBlock(key, parent, index + 1, block_id, salt, 1, now)
+            if parent is not None:
+                parent.num_children += 1
+            self._nodes[key] = parent = node
+            new.append(node)
+        return new
 
     def _block_at(self, block_ids: Sequence[int], index: int) -> int:
         return block_ids[index]
-
-    def _enter(self, node: CachedBlock) -> None:
-        self._nodes[node.key] = node
-        self._num_idle_blocks += 1
-        if node.parent is not None:
-            node.parent.num_children += 1
 
     def put_state(
         self, node: CachedBlock, slot: int, place: Place = Place.INNER, session: str = ""

@@ -20,7 +20,7 @@ from engine.memory.async_copy import pinned_memory
 from engine.memory.cached_start import HostCopy
 from engine.memory.caches import Caches
 from engine.memory.host_tier import HostMemory
-from kernels.cpu.byte_ranges import copy_ranges
+from kernels.cpu.page_copies import copy_pages
 
 PIECE_BYTES = 32 << 20
 """Blocks are gathered on the device in pieces of this size at most, which the steps' memory has room for."""
@@ -111,50 +111,44 @@ class _CpuCopies:
     """The copies on a CPU, between pages and pools that both lie in this process's memory."""
 
     def __init__(self, caches: Caches, pages: torch.Tensor, memory: HostMemory) -> None:
-        self._caches = caches
-        self._page_bytes, self._slot_bytes = memory.page_bytes, caches.state.shape[1]
-        self._before_pages = pages.data_ptr() - self._page_bytes  # page 0 is the null page
-        self._begins = np.arange(memory.state_pages) * self._page_bytes + caches.state.data_ptr()
-        """Where the pages of slot 0 begin, if it has a state."""
-        ends = range(self._page_bytes, (memory.state_pages + 1) * self._page_bytes, self._page_bytes)
-        self._lengths = np.array([self._page_bytes - max(0, end - self._slot_bytes) for end in ends])
-        copy_ranges(np.empty((3, 0), dtype=np.int64))  # so that no step has to compile it
+        page_bytes, num_state_pages = memory.page_bytes, memory.state_pages
+        num_slots, slot_bytes = caches.state.shape
+        num_blocks = caches.kv.nbytes // page_bytes if memory.has_kv else 0
+        self._num_blocks, self._num_state_pages = num_blocks, num_state_pages
+        in_slot = page_bytes * np.arange(num_state_pages)
+        states_at = caches.state.data_ptr() + slot_bytes * np.arange(num_slots)[:, None] + in_slot
+        blocks_at = caches.kv.data_ptr() + page_bytes * np.arange(num_blocks)
+        of_states = _places(states_at.reshape(-1), np.tile(slot_bytes - in_slot, num_slots))
+        self._parts = np.concatenate((_places(blocks_at, page_bytes), of_states), axis=1)
+        """The parts of the pools that have a page each: all blocks, and then those of each slot's state."""
+        before_pages = pages.data_ptr() - page_bytes  # page 0 is the null page
+        self._pages = _places(before_pages + page_bytes * np.arange(1 + memory.num_pages), page_bytes)
+        copy_pages(self._pages, [], self._parts, [])  # so that no step has to compile it
 
     def save(self, demoted: Sequence[HostCopy]) -> None:
         if demoted:
-            copy_ranges(self._ranges(demoted))
+            pages, parts = self._both_ends(demoted)
+            copy_pages(self._pages, pages, self._parts, parts)
 
     def restore(self, promoted: Sequence[HostCopy]) -> None:
         if promoted:
-            copy_ranges(self._ranges(promoted)[_TO_POOLS])
+            pages, parts = self._both_ends(promoted)
+            copy_pages(self._parts, parts, self._pages, pages)
 
-    def _ranges(self, copies: Sequence[HostCopy]) -> NDArray[np.int64]:
-        """Returns where each block, and each page of a state, lies in host memory and in its pool, and its
-        length: ``[3, n]``."""
-        block_ids: list[int] = []
+    def _both_ends(self, copies: Sequence[HostCopy]) -> tuple[list[int], list[int]]:
+        """Returns the pages of these copies, and the part of the pools that belongs to each."""
         pages: list[int] = []
+        parts: list[int] = []
         for copy in copies:
-            block_ids += copy.block_ids
             pages += copy.block_pages
-        for copy in copies:
-            pages += copy.state_pages
-        num_blocks, num_state_pages = len(block_ids), len(self._lengths)
-        ranges = np.empty((3, len(pages)), dtype=np.int64)
-        ranges[0] = pages
-        ranges[0] *= self._page_bytes
-        ranges[0] += self._before_pages
-        ranges[1, :num_blocks] = block_ids
-        ranges[1, :num_blocks] *= self._page_bytes
-        ranges[1, :num_blocks] += self._caches.kv.data_ptr()
-        ranges[2, :num_blocks] = self._page_bytes
-        first = num_blocks
-        for slot in (copy.slot for copy in copies if copy.state_pages):
-            end = first + num_state_pages
-            np.add(self._begins, slot * self._slot_bytes, out=ranges[1, first:end])
-            ranges[2, first:end] = self._lengths
-            first = end
-        return ranges
+            parts += copy.block_ids
+            if copy.state_pages:
+                first = self._num_blocks + copy.slot * self._num_state_pages
+                pages += copy.state_pages
+                parts += range(first, first + self._num_state_pages)
+        return pages, parts
 
 
-_TO_POOLS = [1, 0, 2]
-"""Turns ranges of copies to host memory into those of copies from it."""
+def _places(addresses: NDArray[np.int64], lengths: NDArray[np.int64] | int) -> NDArray[np.int64]:
+    """Returns places as :func:`kernels.cpu.page_copies.copy_pages` takes them: ``[2, n]``."""
+    return np.stack((addresses, np.broadcast_to(lengths, addresses.shape)))
