@@ -72,6 +72,17 @@ def test_asking_for_more_than_is_free_raises_and_takes_nothing():
     assert pool.num_free == 3
 
 
+def test_all_that_is_free_comes_in_ascending_order_however_it_became_free():
+    pool = IndexPool(11, "block")
+    owned = pool.allocate(10)
+    for index in (7, 2, 3, 9, 5):
+        pool.free([index])
+    assert pool.allocate(5) == [2, 3, 5, 7, 9]
+    assert pool.num_free == 0
+    pool.free(owned)
+    assert pool.allocate(10) == owned
+
+
 def test_single_indices_fill_gaps_and_long_runs_stay_whole():
     pool = IndexPool(101, "block")
     owned = pool.allocate(40)
