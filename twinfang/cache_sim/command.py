@@ -131,7 +131,7 @@ def _row(cell: Cell) -> str:
     one = cell.outcome
     return (
         f"{size_text(cell.num_bytes):>10}  {cell.name:<16}{one.hit_rate:>11.1%}{one.saved_share:>12.1%}"
-        f"{one.mean_ttft_s * 1000:>9.1f} ms{one.p95_ttft_s * 1000:>7.0f} ms"
+        f"{one.mean_ttft_s * 1000:>9.2f} ms{one.p95_ttft_s * 1000:>7.1f} ms"
     )
 
 
@@ -148,12 +148,16 @@ def _verdict(cells: list[Cell], budgets: list[int]) -> str:
     }
     for smaller, larger in pairwise(budgets):
         few, many = best[smaller].outcome.saved_share, best[larger].outcome.saved_share
-        if few >= PAYS * many:
+        if few and few >= PAYS * many:
             return (
                 f"\n{size_text(smaller)} with {best[smaller].name} pays: {size_text(larger)} saves only "
                 f"{many - few:.1%} of the FLOP more"
             )
     largest = best[budgets[-1]]
+    if not largest.outcome.saved_share:
+        return (
+            f"\nno budget up to {size_text(largest.num_bytes)} saves anything; try larger ones with --budget"
+        )
     return (
         f"\neach budget up to {size_text(largest.num_bytes)} ({largest.name}) pays more than the one before; "
         "try larger ones with --budget"

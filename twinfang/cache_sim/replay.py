@@ -105,13 +105,14 @@ class SimulatedCache:
         match = cache.match(keys[: request.num_usable(sizes.block_tokens)], needs_state=True)
         marks = self._placement.mark(replace(match, keys=keys))
         cache.used(match)
-        nodes, num_cached = list(match.nodes), len(match.nodes)
-        num_new = len(ids) - match.num_matched_blocks
-        cache.hold([*nodes, *match.beyond])
+        # A prompt that was cached whole: its last block is known too, though no request may start behind it.
+        nodes, num_cached = cache.match(keys, needs_state=False).nodes, len(match.nodes)
+        num_new = len(ids) - len(nodes)
+        cache.hold(nodes)
         if match.state is not None:
             cache.hold_state(match.state)
         if self._has_room(len(ids), num_new, int(match.state is not None)):
-            block_ids = cache.blocks_of([*nodes, *match.beyond]) + cache.allocate_blocks(num_new)
+            block_ids = cache.blocks_of(nodes) + cache.allocate_blocks(num_new)
             cache.extend(nodes, keys, len(keys), block_ids)
             for mark in marks:
                 node = nodes[mark.num_blocks - 1]
@@ -124,7 +125,6 @@ class SimulatedCache:
             outcome.num_uncached += 1
         if match.state is not None:
             cache.release_state(match.state)
-        cache.release(reversed(match.beyond))
         cache.release(reversed(nodes))
         return num_cached
 

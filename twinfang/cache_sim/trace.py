@@ -84,6 +84,11 @@ def _request(fields: dict[str, object], numbers: dict[int | str, int], block_tok
     if isinstance(arrival, bool) or not isinstance(arrival, int | float) or not 0 <= arrival < 1e15:
         raise ValueError("timestamp is not a number of milliseconds")
     full = (num_prompt + num_answer) // block_tokens
+    if not num_prompt // block_tokens <= len(ids) <= full + 1:
+        raise ValueError(
+            f"{len(ids)} hash_ids for {num_prompt} + {num_answer} tokens don't fit blocks of {block_tokens} "
+            "tokens; name the log's own block with --trace-block"
+        )
     return TracedRequest(
         float(arrival) / 1000.0,
         num_prompt,

@@ -58,6 +58,29 @@ def test_a_prompt_larger_than_the_budget_is_computed_without_the_cache(name):
     assert (outcome.num_hit, outcome.num_uncached) == (0, 2)
 
 
+def test_a_prompt_that_comes_again_takes_no_more_memory():
+    """It ends with a full block, which is cached, but from which no request can start."""
+    requests = [TracedRequest(float(n), 10 * BLOCK_TOKENS, 5, tuple(range(10))) for n in range(50)]
+    budget = 10 * SIZES.block_bytes + 2 * SIZES.slot_bytes
+    outcome = CONTENDERS["value"](Question(requests, SIZES, HARDWARE, 4), budget)
+    assert outcome.num_uncached == 0
+    assert outcome.num_hit == 49 * 8 * BLOCK_TOKENS  # states are 4 blocks apart
+
+
+def test_a_log_with_blocks_of_another_size_is_refused(tmp_path):
+    write_trace(generate("chats", 1, 5), tmp_path / "log.jsonl")
+    for other in (BLOCK_TOKENS // 2, BLOCK_TOKENS * 8):
+        with pytest.raises(ConfigError, match=f"don't fit blocks of {other} tokens.*--trace-block"):
+            read_trace(tmp_path / "log.jsonl", other)
+
+
+def test_a_budget_in_which_nothing_hits_does_not_pay(tmp_path, capsys):
+    write_trace(generate("chats", 1, 20), tmp_path / "log.jsonl")
+    given = ["cache-sim", str(tmp_path / "log.jsonl"), "--trace-block", str(BLOCK_TOKENS), "--cache", "lru"]
+    assert main([*given, "--budget", "0.000001", "--budget", "0.000002"]) == 0
+    assert "saves anything; try larger ones with --budget" in capsys.readouterr().out
+
+
 def test_a_replay_depends_on_nothing_but_the_log():
     first, again = (CONTENDERS["value+placement"](question("agents"), 3_000_000) for _ in range(2))
     assert first == again
