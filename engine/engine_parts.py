@@ -21,6 +21,7 @@ from engine.files.read_cost import FileReadCost
 from engine.files.start_files import NoFiles, StartFiles, StartForm
 from engine.grammar.grammars import Grammars
 from engine.grammar.source import GrammarSource, RemoteGrammars
+from engine.memory.async_copy import check_host_has
 from engine.memory.caches import Caches, CacheSpec
 from engine.memory.eviction import EvictionPolicy, LruEviction
 from engine.memory.host_tier import HostMemory, HostTier
@@ -228,6 +229,7 @@ def _make_tier(
 ) -> HostTier:
     """Makes what keeps cached prefixes in host memory. All ranks hold equal shares, so they have equal
     pages."""
+    check_host_has(config.host_cache_bytes, "host_cache_bytes")
     memory = HostMemory.within(
         config.host_cache_bytes, block_bytes=capacity.block_bytes, slot_bytes=capacity.slot_bytes
     )

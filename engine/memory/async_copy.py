@@ -7,6 +7,7 @@ PyTorch's allocator reuses a pinned buffer only after the copies that use it hav
 
 from __future__ import annotations
 
+import os
 import weakref
 from typing import Any
 
@@ -49,6 +50,15 @@ class Download:
         if self._event is not None:
             self._event.synchronize()
         return self.host
+
+
+def check_host_has(num_bytes: int, setting: str) -> None:
+    """Raise :class:`CapacityError`, which names ``setting``, if the machine has less memory than that."""
+    installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if num_bytes > installed:
+        raise CapacityError(
+            f"`{setting}` {num_bytes}: this machine has {installed / 2**30:.1f} GiB of memory; lower it"
+        )
 
 
 def pinned_memory(num_bytes: int, device: torch.device, setting: str) -> torch.Tensor:
