@@ -327,7 +327,7 @@ class FileStore:
             is_done = not num_bytes
         except (OSError, TransferError) as error:
             kind: FileFailure = "full" if isinstance(error, OSError) and error.errno in _FULL else "write"
-            self._failed(kind, str(error))
+            self._failed(kind, f"{self._segments.folder}: {error}; nothing is written for {PAUSE_S:g} s")
             self._segments.end_current()  # what was written of the record is never written over
             self._writes_from_s = time.monotonic() + PAUSE_S
         self._pace.wrote(num_bytes, time.thread_time() - began_cpu_s)

@@ -151,7 +151,8 @@ class Segments:
         header = SegmentHeader.parse(data, self._sealer.name, self._form)
         if header is None:
             self._on_failure(
-                "foreign", f"{path.name} is of another model, layout or key, or its header is damaged"
+                "foreign",
+                f"{path} is of another model, layout or key, or its header is damaged; it is deleted",
             )
             return None
         size = os.fstat(fd).st_size

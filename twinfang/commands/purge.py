@@ -46,7 +46,7 @@ def _run(directory: Path, wanted: PurgePrefixes, key_file: Path | None) -> None:
     from kv_transfer.files.offline_purge import folders, purge_folder
     from kv_transfer.files.seal import Sealer
 
-    sealer, problems = Sealer.from_file(key_file), []
+    sealer, problems, num_found = Sealer.from_file(key_file), [], 0
     for path in folders(directory):
         try:
             purged = purge_folder(path, wanted, sealer)
@@ -59,9 +59,15 @@ def _run(directory: Path, wanted: PurgePrefixes, key_file: Path | None) -> None:
             )
             continue
         records = "" if wanted.owner is None else f"{purged.num_records} cached prompts, "
+        num_found += purged.num_records
         print(f"{path}: deleted {records}{purged.num_bytes} bytes")
         if purged.error:
             problems.append(purged.error)
+    if wanted.owner is not None and not num_found and not problems:
+        print(
+            "nothing here is of that key or cache_salt: check how it is spelled. Prompts that came through a "
+            "router with --cache-isolation none belong to no key: use --older-than or --everything for them"
+        )
     if problems:
         raise TwinfangError(f"something may be left: {'; '.join(problems)}")
 
