@@ -262,28 +262,18 @@ class PrefixCache:
             known.append(node)
         self.hold(known)
         nodes += known
-        if len(nodes) < num_blocks:  # no block follows one that is not cached
-            nodes += self._new_nodes(nodes, keys, num_blocks, block_ids, salt)
-
-    def _new_nodes(
-        self,
-        before: Sequence[CachedBlock],
-        keys: Sequence[bytes],
-        num_blocks: int,
-        block_ids: Sequence[int],
-        salt: str,
-    ) -> list[CachedBlock]:
-        """Enter nodes for the blocks behind the nodes ``before``, and return them. They are held."""
-        parent, now = before[-1] if before else None, next(self._clock)
-        new: list[CachedBlock] = []
-        for index in range(len(before), num_blocks):
+        parent, now, num_known = nodes[-1] if nodes else None, next(self._clock), len(nodes)
+        for index in range(num_known, num_blocks):  # no block follows one that is not cached
             key, block_id = keys[index], self._block_at(block_ids, index)
             node = CachedBlock(key, parent, index + 1, block_id, salt, 1, now)
             if parent is not None:
                 parent.num_children += 1
             self._nodes[key] = parent = node
-            new.append(node)
-        return new
+            nodes.append(node)
+        self._entered(nodes[num_known:])
+
+    def _entered(self, nodes: Sequence[CachedBlock]) -> None:
+        """Note that blocks are cached now. Here only states are starts."""
 
     def _block_at(self, block_ids: Sequence[int], index: int) -> int:
         return block_ids[index]

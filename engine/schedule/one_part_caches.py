@@ -36,18 +36,9 @@ class BlockPrefixCache(PrefixCache):
         leaves = [node for node in self._nodes.values() if not node.num_children]
         return sorted(leaves, key=lambda node: node.last_used, reverse=True)
 
-    def _new_nodes(
-        self,
-        before: Sequence[CachedBlock],
-        keys: Sequence[bytes],
-        num_blocks: int,
-        block_ids: Sequence[int],
-        salt: str,
-    ) -> list[CachedBlock]:
-        new = super()._new_nodes(before, keys, num_blocks, block_ids, salt)
-        for node in new:
+    def _entered(self, nodes: Sequence[CachedBlock]) -> None:
+        for node in nodes:
             self.journal.add(node.key)
-        return new
 
     def _demote_blocks(self, tail: Sequence[CachedBlock]) -> None:
         for node in tail:
