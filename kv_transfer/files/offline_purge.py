@@ -12,7 +12,7 @@ from engine.files.tier_settings import FileCache
 from kv_transfer.files.directory import Directory
 from kv_transfer.files.purge import Purge
 from kv_transfer.files.record import ALIGNMENT, SegmentHeader
-from kv_transfer.files.seal import Sealer
+from kv_transfer.files.seal import NO_KEY, Sealer
 from kv_transfer.files.segments import Segments
 from wire.errors import ConfigError
 from wire.messages.purge import PurgePrefixes
@@ -35,8 +35,8 @@ def purge_folder(path: Path, wanted: PurgePrefixes, sealer: Sealer) -> PurgedFil
     """Deletes what is wanted from a folder; None: a server uses it. Records are counted for an owner alone.
 
     Segments that no server could use are deleted, as a server does when it starts. Raises
-    :class:`ConfigError` if nobody can say whose prompts a segment holds, since it is of another key, and
-    :class:`OSError`.
+    :class:`ConfigError` if ``sealer`` has not the key of a segment, so that nobody can say whose prompts it
+    holds, and :class:`OSError`.
     """
     directory = Directory.lock(path)
     if directory is None:
@@ -45,14 +45,23 @@ def purge_folder(path: Path, wanted: PurgePrefixes, sealer: Sealer) -> PurgedFil
         if wanted.owner is None:
             return _delete_old(directory, wanted.older_than_s)
         headers = [header for _, header in _headers(directory) if header is not None]
-        if any(header.sealer != sealer.name for header in headers):
-            raise ConfigError(
-                f"{path} is encrypted with another key, so nobody can say whose prompts it holds: give its "
-                "`file_cache_key_file`, or delete the folder"
-            )
+        for header in headers:
+            if header.sealer != sealer.name:
+                raise ConfigError(_what_to_give(path, header.sealer, sealer.name))
         return _purge(directory, headers[0], wanted, sealer) if headers else _delete_old(directory, None)
     finally:
         directory.close()
+
+
+def _what_to_give(path: Path, its_key: bytes, given: bytes) -> str:
+    """Returns why the key with the name ``given`` can't say whose prompts a folder holds, and what can."""
+    if its_key == NO_KEY:
+        return f"{path} is not encrypted: leave out `file_cache_key_file`"
+    key = "a key" if given == NO_KEY else "another key"
+    return (
+        f"{path} is encrypted with {key}, so nobody can say whose prompts it holds: give its "
+        "`file_cache_key_file`, or delete the folder"
+    )
 
 
 def purge_others(own: Path, wanted: PurgePrefixes, sealer: Sealer) -> PurgedFiles:

@@ -21,6 +21,8 @@ from wire.errors import ConfigError
 
 CHECK_BYTES = 16
 KEY_BYTES = 32
+NO_KEY = b"\0" * 8
+"""In place of a key's name."""
 HEADER = 0xFFFF_FFFF
 """In place of a page's number: the record's header."""
 PURGED = 0xFFFF_FFFE
@@ -129,8 +131,8 @@ class Sealer:
 
     @property
     def name(self) -> bytes:
-        """Eight bytes that differ between keys; zeros without one."""
-        return b"\0" * 8 if self._key is None else hashlib.blake2b(self._key, digest_size=8).digest()
+        """Eight bytes that differ between keys; ``NO_KEY`` without one."""
+        return NO_KEY if self._key is None else hashlib.blake2b(self._key, digest_size=8).digest()
 
     def of(self, segment: bytes) -> Seal:
         """Returns the seal of the segment with this id."""

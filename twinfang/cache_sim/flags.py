@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from twinfang.flags import table
 from twinfang.flags.flag import Flag, FlagGroup
-from twinfang.flags.values import existing_file, integer, one_of, positive
+from twinfang.flags.values import existing_file, integer, one_of, positive_gibibytes
 
 NAMES = ("lru", "value", "value+placement", "served", "marconi", "clairvoyant")
 """The caches that are compared. A test compares the names with those of twinfang/cache_sim/contenders.py."""
@@ -20,8 +20,8 @@ TRACE_BLOCK = Flag(
     *("--trace-block", "TOKENS", integer(1)), "tokens of a block, to which each id belongs", default=512
 )
 BUDGET = Flag(
-    *("--budget", "GIB", positive("GiB")),
-    "memory for cached blocks and states; repeat to compare",
+    *("--budget", "GIB", positive_gibibytes),
+    "memory for cached blocks and states, such as 8, 8G or 512M; repeat to compare",
     default_text="2, 5, 10, 20 and 50 percent of what everything in the log would take",
     repeatable=True,
 )

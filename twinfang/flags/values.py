@@ -53,6 +53,13 @@ def gibibytes(text: str) -> float:
     return size / 1024 if unit == "M" else size
 
 
+def positive_gibibytes(text: str) -> float:
+    """Returns a number of GiB above 0, written as for :func:`gibibytes`."""
+    if not gibibytes(text):
+        raise ValueError("expected a number of GiB above 0, such as 8, 8G or 512M")
+    return gibibytes(text)
+
+
 def zero_or_more(unit: str) -> Callable[[str], float]:
     """Returns a parser of a finite number of at least zero, in ``unit``."""
 

@@ -267,8 +267,16 @@ def test_files_of_stopped_servers_are_purged_from_the_command_line(bundled_model
     assert purged.num_records > 2
     assert purge_folder(folder, OF_ALICE, sealer).num_records == 0
     check_bob_alone_is_left(bundled_model, files)
-    with pytest.raises(ConfigError, match=r"is encrypted with another key"):
-        purge_folder(folder, OF_BOB, Sealer(b"other" + b"k" * 27))
+    encrypted = r"is encrypted with {}, .* give its `file_cache_key_file`, or delete the folder"
+    says = {
+        Sealer(b"other" + b"k" * 27): encrypted.format("another key"),
+        Sealer(): encrypted.format("a key"),
+    }
+    if files.key_file is None:
+        says = {Sealer(b"k" * 32): "is not encrypted: leave out `file_cache_key_file`"}
+    for wrong, message in says.items():
+        with pytest.raises(ConfigError, match=message):
+            purge_folder(folder, OF_BOB, wrong)
     assert purge_folder(folder, PurgePrefixes(older_than_s=3600.0), Sealer()).num_bytes == 0
     assert purge_folder(folder, PurgePrefixes(), Sealer()).num_bytes > 0
     assert not segments(files.directory)

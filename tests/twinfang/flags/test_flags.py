@@ -16,7 +16,15 @@ from twinfang.flags import router as router_flags
 from twinfang.flags import speculation, table
 from twinfang.flags.flag import Flag, FlagGroup, add_flags, as_arguments, resolve
 from twinfang.flags.host_cache import HOST_CACHE_SIZE, NEIGHBOUR_WAIT
-from twinfang.flags.values import address, gibibytes, integer, model_alias, model_source, positive
+from twinfang.flags.values import (
+    address,
+    gibibytes,
+    integer,
+    model_alias,
+    model_source,
+    positive,
+    positive_gibibytes,
+)
 from wire.errors import ConfigError
 
 SIZE = Flag("--size", "N", integer(1, 9), "a size", default=3)
@@ -58,6 +66,10 @@ def test_a_size_is_a_number_of_gib_or_has_a_unit():
     for text in ("", "-1", "G", "8K", "8 GB", "inf", "nan"):
         with pytest.raises(ValueError, match="such as 8, 8G or 512M"):
             gibibytes(text)
+    assert positive_gibibytes("512M") == 0.5
+    for text in ("0", "0G"):
+        with pytest.raises(ValueError, match="above 0, such as 8, 8G or 512M"):
+            positive_gibibytes(text)
 
 
 def test_an_alias_crosses_to_a_child():
