@@ -9,7 +9,7 @@ from router.access.api_keys import ApiKeys
 from router.quota.limit_store import LimitStore
 from router.quota.limiter import Limiter, OwnLimiter
 from router.quota.metrics import StoreMetrics
-from router.quota.shared_limiter import DEADLINE_S, SharedLimiter
+from router.quota.shared_limiter import SharedLimiter
 from router.quota.sqlite_store import SqliteStore
 from wire.errors import ConfigError
 
@@ -50,7 +50,7 @@ def _open(address: str) -> LimitStore:
             "a `limit_store` in Redis needs a Python package: pip install 'twinfang[redis]'"
         ) from error
     try:
-        return RedisStore(address, timeout_s=DEADLINE_S)
+        return RedisStore(address)
     except ValueError:
         raise ConfigError(
             "the address of the Redis server in `limit_store` is wrong: give "

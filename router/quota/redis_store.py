@@ -18,17 +18,17 @@ MAX_CONNECTIONS = 32
 
 
 class RedisStore:
-    """A :class:`LimitStore`. It connects at its first call."""
+    """A :class:`LimitStore`. It connects at its first call. Each call waits for the server until its caller
+    cancels it."""
 
-    def __init__(self, url: str, *, timeout_s: float) -> None:
-        """``timeout_s`` limits each wait for the server. Raises ValueError for a URL that is none of
-        Redis."""
+    def __init__(self, url: str) -> None:
+        """Raises ValueError for a URL that is none of Redis."""
         self._pool = BlockingConnectionPool.from_url(
             url,
             max_connections=MAX_CONNECTIONS,
-            timeout=timeout_s,
-            socket_timeout=timeout_s,
-            socket_connect_timeout=timeout_s,
+            timeout=None,
+            socket_timeout=None,  # with one, sends use asyncio.wait_for, which may lose a cancellation
+            socket_connect_timeout=None,
             retry=Retry(NoBackoff(), 0),  # whoever calls decides what is tried again
             decode_responses=True,
         )

@@ -46,7 +46,7 @@ async def open_store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIte
             if request.param == "sqlite":
                 store = SqliteStore(tmp_path / "limits.sqlite")
             elif request.param == "redis":
-                store = RedisStore(request.getfixturevalue("shared_redis").url, timeout_s=TIMEOUT_S)
+                store = RedisStore(request.getfixturevalue("shared_redis").url)
             exits.push_async_callback(store.close)
             return store
 

@@ -12,7 +12,7 @@ from router.quota.metrics import StoreMetrics
 from router.quota.redis_store import RedisStore
 from router.quota.shared_limiter import DEADLINE_S, SharedLimiter
 from router.quota.sqlite_store import SqliteStore
-from testing.conditions import until
+from testing.conditions import TIMEOUT_S, until
 
 BIG = 10**12
 
@@ -37,7 +37,7 @@ def is_up(registry):
 
 async def used(url, ask):
     """Returns what the store knows of the key."""
-    store = RedisStore(url, timeout_s=DEADLINE_S)
+    store = RedisStore(url)
     try:
         standing = (await store.admit(ask(0, tokens_total=BIG))).standing
         return standing.used_total, standing.reserved
@@ -47,7 +47,7 @@ async def used(url, ask):
 
 async def test_a_killed_store_stops_no_request_and_misses_no_token(redis, ask, caplog):
     caplog.set_level(logging.INFO)
-    async with limiting(RedisStore(redis.url, timeout_s=DEADLINE_S)) as (limiter, registry):
+    async with limiting(RedisStore(redis.url)) as (limiter, registry):
         begun_before = await limiter.admit(ask(300, tokens_total=1000))
         redis.kill()
         admitted = [await limiter.admit(ask(100, tokens_total=1000)) for _ in range(9)]
@@ -70,7 +70,7 @@ async def test_a_killed_store_stops_no_request_and_misses_no_token(redis, ask, c
 
 
 async def test_a_frozen_store_is_waited_for_once(redis, ask):
-    async with limiting(RedisStore(redis.url, timeout_s=10)) as (limiter, registry):
+    async with limiting(RedisStore(redis.url)) as (limiter, registry):
         assert (await limiter.admit(ask(100, tokens_total=BIG))).verdict.standing.reserved == 100
         redis.freeze()
         started = time.monotonic()
@@ -90,9 +90,23 @@ async def test_a_frozen_store_is_waited_for_once(redis, ask):
         await until(is_booked)
 
 
+async def test_a_call_of_a_frozen_store_ends_wherever_it_is_cancelled(redis, ask):
+    store = RedisStore(redis.url)
+    await store.check()
+    redis.freeze()
+    for turns in range(60):
+        calling = asyncio.create_task(store.admit(ask(100, tokens_total=BIG)))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        calling.cancel()
+        await asyncio.wait([calling], timeout=TIMEOUT_S)
+        assert calling.cancelled(), f"after {turns} turns of the loop"
+    await store.close()
+
+
 async def test_a_store_that_was_never_there_stops_no_request(redis, ask):
     redis.kill()
-    async with limiting(RedisStore(redis.url, timeout_s=DEADLINE_S)) as (limiter, registry):
+    async with limiting(RedisStore(redis.url)) as (limiter, registry):
         verdicts = [(await limiter.admit(ask(requests_per_minute=2))).verdict for _ in range(3)]
         assert [verdict.refused_by for verdict in verdicts] == [None, None, "requests_per_minute"]
         redis.start()
@@ -138,7 +152,7 @@ async def num_ticks():
 
 
 async def test_a_request_whose_client_goes_away_while_the_store_is_asked_keeps_nothing(shared_redis, ask):
-    async with limiting(RedisStore(shared_redis.url, timeout_s=DEADLINE_S)) as (limiter, _):
+    async with limiting(RedisStore(shared_redis.url)) as (limiter, _):
         await limiter.admit(ask(0, tokens_total=BIG))
         for turns in range(6):
             asking = asyncio.create_task(limiter.admit(ask(100, tokens_total=BIG)))
@@ -155,7 +169,7 @@ async def test_a_request_whose_client_goes_away_while_the_store_is_asked_keeps_n
 
 
 async def test_what_is_left_is_booked_when_the_process_ends(shared_redis, ask):
-    async with limiting(RedisStore(shared_redis.url, timeout_s=DEADLINE_S)) as (limiter, _):
+    async with limiting(RedisStore(shared_redis.url)) as (limiter, _):
         admitted = [await limiter.admit(ask(100, tokens_total=BIG)) for _ in range(5)]
         for one in admitted:
             one.settle(30)

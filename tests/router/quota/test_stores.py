@@ -11,7 +11,7 @@ from router.quota.limit_store import Ask, Settlement
 from router.quota.memory_store import MemoryStore
 from router.quota.redis_store import RedisStore, _keys
 from router.quota.sqlite_store import SqliteStore
-from testing.conditions import TIMEOUT_S, until
+from testing.conditions import until
 from wire.errors import ConfigError
 
 BIG = 10**12
@@ -95,7 +95,7 @@ async def test_a_reservation_that_nobody_settles_lapses_and_may_be_settled_late(
 async def test_stores_give_the_same_verdicts(tmp_path, shared_redis, ask):
     """Redis' clock counts; the others follow it."""
     now_s, draw = [0.0], random.Random(1)
-    redis = RedisStore(shared_redis.url, timeout_s=TIMEOUT_S)
+    redis = RedisStore(shared_redis.url)
     others = [MemoryStore(lambda: now_s[0]), SqliteStore(tmp_path / "limits.sqlite", lambda: now_s[0])]
     limits = {"requests_per_minute": 4000, "tokens_per_minute": 60_000, "tokens_total": 20_000}
     running = []
