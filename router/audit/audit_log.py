@@ -87,6 +87,9 @@ class AuditLog:
         self._wake.set()
 
     async def written(self) -> None:
+        await asyncio.shield(asyncio.create_task(self._write()))  # a write that has begun ends, and counts
+
+    async def _write(self) -> None:
         async with self._writing:
             if not self._pending and not self._num_lost:
                 return
@@ -113,7 +116,8 @@ class AuditLog:
                 due_s = min(repeats.ends_s for repeats in self._counted)
                 timeout_s = RETRY_S if self._problem else max(0.0, due_s - self._now())
                 try:
-                    await asyncio.wait_for(self._wake.wait(), min(timeout_s, 3600.0))
+                    async with asyncio.timeout(min(timeout_s, 3600.0)):
+                        await self._wake.wait()
                 except TimeoutError:
                     self._count(self._now())
         finally:

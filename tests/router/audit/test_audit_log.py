@@ -1,8 +1,10 @@
 """What a router notes in its audit log, and what it does not."""
 
+import asyncio
 import json
 import subprocess
 import sys
+import threading
 
 import httpx
 import pytest
@@ -12,10 +14,11 @@ from router.access.api_keys import ApiKey, digest_of, new_key
 from router.access.key_file import key_line
 from router.access.key_limits import LIMIT_NAMES, MAX_LIMIT, KeyLimits
 from router.audit.audit_log import MAX_PENDING, MAX_REFUSAL_KINDS, AuditLog
+from router.audit.chain_file import ChainFile
 from router.audit.line import MAX_LINE_BYTES
 from router.audit.repeats import FIRST_WINDOW_S, LONGEST_WINDOW_S, Repeats
 from router.audit.verification import verify
-from testing.conditions import until, wait_until
+from testing.conditions import TIMEOUT_S, until, wait_until
 from testing.router.router_processes import HEADERS, real_processes
 from testing.router.scripted_servers import saying
 
@@ -95,6 +98,48 @@ class FailingFile:
             raise OSError("No space left on device")
         self.lines += written
         return len(self.lines)
+
+
+class SlowFile:
+    """A file on a disk that takes its time."""
+
+    def __init__(self):
+        self.lines, self.num_calls, self.may_write = [], 0, threading.Event()
+
+    def append(self, written):
+        self.num_calls += 1
+        assert self.may_write.wait(TIMEOUT_S)
+        self.lines += written
+        return len(self.lines)
+
+
+async def test_a_log_ends_wherever_it_is_cancelled_and_has_each_line_once(path):
+    file = ChainFile(path)
+    for turns in range(30):
+        log = AuditLog(file, 0)
+        running = asyncio.create_task(log.run())
+        await asyncio.sleep(0)
+        log.note("act")
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        running.cancel()
+        await asyncio.wait([running], timeout=TIMEOUT_S)
+        assert running.cancelled(), f"after {turns} turns of the loop"
+        assert [record["event"] for record in records(path)][-3:] == ["started", "act", "stopped"]
+        assert len(records(path)) == 3 * (turns + 1)
+    file.close()
+
+
+async def test_a_write_that_has_begun_is_not_begun_again_when_the_log_ends():
+    file = SlowFile()
+    log = AuditLog(file, 0)
+    running = asyncio.create_task(log.run())
+    await until(lambda: file.num_calls)
+    running.cancel()
+    await asyncio.sleep(0.05)
+    file.may_write.set()
+    await asyncio.wait([running], timeout=TIMEOUT_S)
+    assert [record["event"] for record in file.lines] == ["started", "stopped"]
 
 
 async def test_while_the_disk_is_full_acts_go_on_and_a_bounded_number_of_lines_waits(caplog):
