@@ -89,7 +89,8 @@ class LeaseRenewer:
             self._joined.clear()
             pause_s = max(0.0, min(held.due for held in self._held.values()) - loop.time())
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._joined.wait(), pause_s)
+                async with asyncio.timeout(pause_s):
+                    await self._joined.wait()
             for address, tickets in self._take_due(loop.time()).items():
                 # Not awaited: a frozen server would delay the renewals at other servers.
                 call = asyncio.create_task(self._renew(address, tickets))

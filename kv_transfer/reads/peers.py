@@ -176,7 +176,8 @@ class Peers:
             reply: HandshakeReply = await ask()
         except UnavailableError:
             with suppress(TimeoutError):  # if the server is gone, the second call's error says why
-                await asyncio.wait_for(channel.channel_ready(), RECONNECT_S)
+                async with asyncio.timeout(RECONNECT_S):
+                    await channel.channel_ready()
             reply = await ask()
         return reply
 

@@ -110,7 +110,8 @@ class Job:
         """Ends the workers that still run when the grace of a stop is over."""
         await self._stop.wait()
         try:
-            await asyncio.wait_for(self._stop_at_once.wait(), self._settings.stop_grace_s)
+            async with asyncio.timeout(self._settings.stop_grace_s):
+                await self._stop_at_once.wait()
         except TimeoutError:
             log.warning("%d answers were not complete in time and are given up", self._num_running)
         for worker in workers:
@@ -196,7 +197,8 @@ class Job:
         """Waits, at most until the batch is stopped. Returns whether it goes on."""
         if seconds > 0 and not self._stop.is_set():
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stop.wait(), seconds)
+                async with asyncio.timeout(seconds):
+                    await self._stop.wait()
         return not self._stop.is_set()
 
 

@@ -81,8 +81,8 @@ class ForkServer:
         with _adopting():
             try:
                 socket.send_fds(self._connection, [request], fds)
-                receiving = loop.sock_recv(self._connection, MAX_REPLY_BYTES)
-                message = await asyncio.wait_for(receiving, self._timeout_s)
+                async with asyncio.timeout(self._timeout_s):
+                    message = await loop.sock_recv(self._connection, MAX_REPLY_BYTES)
             except TimeoutError:
                 raise ForkError(f"it was not ready within {self._timeout_s:g} s") from None
             except OSError as error:
