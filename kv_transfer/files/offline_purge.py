@@ -35,7 +35,7 @@ def purge_folder(path: Path, wanted: PurgePrefixes, sealer: Sealer) -> PurgedFil
     """Deletes what is wanted from a folder; None: a server uses it. Records are counted for an owner alone.
 
     Segments that no server could use are deleted, as a server does when it starts. Raises
-    :class:`ConfigError` if ``sealer`` has not the key of a segment, so that nobody can say whose prompts it
+    :class:`ConfigError` if ``sealer`` lacks the key of a segment, so that nobody can say whose prompts it
     holds, and :class:`OSError`.
     """
     directory = Directory.lock(path)

@@ -55,9 +55,10 @@ def gibibytes(text: str) -> float:
 
 def positive_gibibytes(text: str) -> float:
     """Returns a number of GiB above 0, written as for :func:`gibibytes`."""
-    if not gibibytes(text):
+    size = gibibytes(text)
+    if not size:
         raise ValueError("expected a number of GiB above 0, such as 8, 8G or 512M")
-    return gibibytes(text)
+    return size
 
 
 def zero_or_more(unit: str) -> Callable[[str], float]:
