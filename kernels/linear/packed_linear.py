@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,9 +32,11 @@ import torch
 
 from kernels.cpu.host_memory import host_empty
 from kernels.cpu.jit import CpuKernel, as_array, as_flat_array, cpu_jit
+from kernels.cpu.threads import kernel_threads
 from kernels.cpu.vector import aligned
 from kernels.gpu.strides import adjacent
 from kernels.linear.panel_tile import (
+    FLOAT_BYTES,
     TILE_ROWS,
     panel_width,
     panel_width_here,
@@ -41,13 +44,11 @@ from kernels.linear.panel_tile import (
     tile_of_float32,
 )
 
-_ROW_BLOCK_ELEMENTS = 2**17
-"""Elements of x in one block of rows, which is multiplied with all panels: half a megabyte."""
+_USUAL_L2_BYTES = 2**20
 GRAIN_PRODUCTS = 2**22  # a thread's minimum share: about 100 µs
 ROWS_A_READ = 7
-_PART_INPUTS = 256
-"""Inputs of a part of a panel: 64 KB with AVX-512."""
-_ROWS_IN_PARTS = 48
+_PART_INPUTS = 128
+"""The most inputs of a part of a panel: 32 KB with AVX-512, which fit into the L1 cache."""
 
 
 def linear_reference(
@@ -66,9 +67,17 @@ def padded_bias(bias: torch.Tensor | None, size: int) -> torch.Tensor:
     return padded
 
 
+@functools.cache
+def _row_block_elements() -> int:
+    """Return how many elements of x fill half of a core's L2 cache."""
+    name = "SC_LEVEL2_CACHE_SIZE"  # unknown to some systems, and 0 on others
+    known = os.sysconf(name) if name in os.sysconf_names else 0
+    return (known if known > 0 else _USUAL_L2_BYTES) // 2 // FLOAT_BYTES
+
+
 def block_rows_for(num_inputs: int) -> int:
-    """Return the number of rows that are multiplied with all panels before the next rows."""
-    return max(TILE_ROWS, _ROW_BLOCK_ELEMENTS // num_inputs // TILE_ROWS * TILE_ROWS)
+    """Return how many rows at most are multiplied with all panels before the next rows."""
+    return max(TILE_ROWS, _row_block_elements() // num_inputs // TILE_ROWS * TILE_ROWS)
 
 
 def pack_panels(weight: torch.Tensor, panels: torch.Tensor) -> None:
@@ -102,15 +111,17 @@ def run_panels(
     """Map ``[n, in]`` float32, rows at any stride, with ``panels`` ``[panels, in, PANEL]`` to ``[n, out]``.
 
     ``sizes`` follow the numbers of rows, inputs and outputs in the kernel's shape. The kernel's items are all
-    panels of one block of rows, then all panels of the next block. Reading a panel from memory takes as long
-    as computing ``rows_a_read`` rows.
+    panels of one block of rows, then all panels of the next block. Blocks are of similar size. Reading a
+    panel from memory takes as long as computing ``rows_a_read`` rows.
     """
     num_rows, num_inputs = x.shape
     y = torch.empty(num_rows, num_outputs)
     if num_rows == 0:
         return y
     x = adjacent(x)
-    block_rows = block_rows_for(num_inputs)
+    num_blocks = -(-num_rows // block_rows_for(num_inputs))
+    num_tiles = -(-num_rows // TILE_ROWS)
+    block_rows = -(-num_tiles // num_blocks) * TILE_ROWS
     products = max(min(block_rows, num_rows), rows_a_read) * num_inputs * panels.shape[2]
     kernel.parallel_for(
         -(-num_rows // block_rows) * len(panels),
@@ -121,6 +132,7 @@ def run_panels(
         as_array(y),
         (num_rows, num_inputs, num_outputs, *sizes),
         block_rows,
+        kernel_threads(),
         *flags,
     )
     return y
@@ -129,25 +141,33 @@ def run_panels(
 @cpu_jit
 def partial_sums(most_rows, num_inputs):
     """Return the number of floats that :func:`multiply_panel` needs between two parts of a panel."""
-    in_parts = most_rows > 6 and num_inputs > _PART_INPUTS  # the last block of rows may be small
-    return min(most_rows, _ROWS_IN_PARTS) * panel_width_here() if in_parts else 0
+    in_parts = most_rows > 6 and num_inputs > _PART_INPUTS
+    return most_rows * panel_width_here() if in_parts else 0
+
+
+@cpu_jit
+def item_after(item, begin, end, threads):
+    """Return the item that this thread probably takes after ``item`` of its share: behind the last one, the
+    other threads have a share each."""
+    return item + 1 if item + 1 < end else end + (threads - 1) * (end - begin)
 
 
 @cpu_jit
 def multiply_panel(
-    item_bytes, x, x_stride, panel, num_inputs, bias, y, y_stride, live, squares, num_rows, sums
+    item_bytes, x, x_stride, panel, following, num_inputs, bias, y, y_stride, live, squares, num_rows, sums
 ):
     """Multiply all rows with a panel of float32 (``item_bytes`` 4) or bfloat16 (2).
 
-    Up to six rows are one tile, which reads the panel once. Seven to ``_ROWS_IN_PARTS`` rows take it in
-    parts, each from a near cache: while the first two tiles use a part, they fetch the next one, or the next
-    panel's. Otherwise memory would wait while later tiles compute. Between two parts the sums are in
-    ``sums``. For more rows the panel's way from memory is short beside the products. Tiles are of similar
-    size, since small tiles wait for loads.
+    Up to six rows are one tile, which reads the panel once. More rows take it in parts, each from the L1
+    cache: while the first two tiles use a part, they fetch the next one, or the first one of ``following``,
+    the panel that this thread multiplies next. Otherwise the first tile of each part would wait for memory,
+    and memory for the later tiles. Between two parts the sums are in ``sums``. Tiles are of similar size,
+    since small tiles wait for loads.
     """
     width = panel_width_here()
-    in_parts = 6 < num_rows <= _ROWS_IN_PARTS
-    step = min(_PART_INPUTS, num_inputs) if in_parts else num_inputs
+    in_parts = num_rows > 6
+    num_parts = (num_inputs + _PART_INPUTS - 1) // _PART_INPUTS if in_parts else 1
+    step = (num_inputs + num_parts - 1) // num_parts
     for first in range(0, num_inputs, step):
         count = min(step, num_inputs - first)
         is_last = first + count == num_inputs
@@ -162,7 +182,8 @@ def multiply_panel(
             target, target_stride = (y + row * y_stride * 4, y_stride) if is_last else (saved, width)
             is_fetching = in_parts and row < 12
             x_tile, part = x + (row * x_stride + first) * 4, panel + first * width * item_bytes
-            ahead = count * width * item_bytes + (32 * item_bytes if row > 0 else 0)
+            ahead = following - part if is_last else count * width * item_bytes
+            ahead += 32 * item_bytes if row > 0 else 0
             if item_bytes == 4:
                 tile_of_float32(
                     size, x_tile, x_stride, part, count, count, 0, start, start_stride, target, target_stride,
@@ -177,7 +198,7 @@ def multiply_panel(
 
 
 @cpu_jit
-def _linear(x, x_stride, weight, bias, y, shape, block_rows, squares, begin, end):
+def _linear(x, x_stride, weight, bias, y, shape, block_rows, threads, squares, begin, end):
     """Items are all panels of one block of rows, then all panels of the next block."""
     num_rows, num_inputs, num_outputs, item_bytes = shape
     width = panel_width_here()
@@ -186,11 +207,13 @@ def _linear(x, x_stride, weight, bias, y, shape, block_rows, squares, begin, end
     for item in range(begin, end):
         row = item // num_panels * block_rows
         output = item % num_panels * width
+        following = item_after(item, begin, end, threads) % num_panels * width
         multiply_panel(
             item_bytes,
             x.ctypes.data + row * x_stride * 4,
             x_stride,
             weight.ctypes.data + output * num_inputs * item_bytes,
+            weight.ctypes.data + following * num_inputs * item_bytes,
             num_inputs,
             bias.ctypes.data + output * 4,
             y.ctypes.data + (row * num_outputs + output) * 4,

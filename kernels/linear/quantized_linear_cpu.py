@@ -85,7 +85,9 @@ def _multiply_bytes(
 
 
 @cpu_jit
-def _quantized_linear(x, x_stride, weight, scales, bias, y, shape, block_rows, is_fp8, squares, begin, end):
+def _quantized_linear(
+    x, x_stride, weight, scales, bias, y, shape, block_rows, threads, is_fp8, squares, begin, end
+):
     """Items are all panels of one block of rows, then all panels of the next block."""
     num_rows, num_inputs, num_outputs, group = shape
     width = panel_width_here()
@@ -126,8 +128,9 @@ def _quantized_linear(x, x_stride, weight, scales, bias, y, shape, block_rows, i
         else:
             widen_int8(panel, num_inputs, group, factors, target)
         multiply_panel(
-            4, x_row, x_stride, target, num_inputs, offsets, place, num_outputs, live, squares, rows, sums
-        )
+            4, x_row, x_stride, target, target, num_inputs, offsets, place, num_outputs, live, squares, rows,
+            sums,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)

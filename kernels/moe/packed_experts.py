@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from kernels.cpu.jit import as_array, as_flat_array, cpu_jit
+from kernels.cpu.threads import kernel_threads
 from kernels.cpu.vector import aligned
 from kernels.gpu.strides import adjacent
 from kernels.linear.packed_linear import (
@@ -25,6 +26,7 @@ from kernels.linear.packed_linear import (
     ROWS_A_READ,
     as_bytes,
     block_rows_for,
+    item_after,
     multiply_panel,
     pack_panels,
     panels_like,
@@ -64,7 +66,7 @@ def _sort_pairs(expert_ids, k, x, x_stride, size, num_experts, most_rows, rows, 
 
 @cpu_jit
 def _multiply_segments(
-    rows, weight, item_bytes, zeros, segments, y, num_inputs, num_outputs, squares, begin, end
+    rows, weight, item_bytes, zeros, segments, y, num_inputs, num_outputs, threads, squares, begin, end
 ):
     """Items are all panels of the first segment, then all panels of the next one …"""
     width = panel_width_here()
@@ -76,11 +78,14 @@ def _multiply_segments(
     for item in range(begin, end):
         segment, panel = item // num_panels, item % num_panels
         expert, first = segments[3 * segment], segments[3 * segment + 1]
+        after = min(item_after(item, begin, end, threads), segments.shape[0] // 3 * num_panels - 1)
+        following = segments[after // num_panels * 3] * num_panels + after % num_panels
         multiply_panel(
             item_bytes,
             rows.ctypes.data + first * num_inputs * 4,
             num_inputs,
             weight.ctypes.data + (expert * num_panels + panel) * num_inputs * width * item_bytes,
+            weight.ctypes.data + following * num_inputs * width * item_bytes,
             num_inputs,
             zeros.ctypes.data,
             y.ctypes.data + (first * num_outputs + panel * width) * 4,
@@ -150,6 +155,7 @@ class PackedExperts:
             as_array(y.view(-1)),
             self.num_inputs,
             self.num_outputs,
+            kernel_threads(),
             int(relu_squared),
         )
         return y
