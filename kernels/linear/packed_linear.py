@@ -11,13 +11,7 @@ the bits of the same weight in float32. For one row it takes half the time, for 
 (docs/decisions/045-weight-dtype.md).
 
 A block of rows is small enough to stay in the L2 cache while it is multiplied with all panels; threads share
-panels and blocks of rows. Times in µs for 1 / 4 / 32 / 256 rows, one thread of a shared AVX-512 machine:
-
-| weight | this module | torch (MKL) | oneDNN, packed |
-|---|---|---|---|
-| 384 × 256 | 13 / 17 / 75 / 583 | 18 / 22 / 89 / 552 | 51 / 56 / 115 / 632 |
-| 3864 × 768 | 650 / 730 / 2,520 / 17,300 | 686 / 1,300 / 3,050 / 16,000 | 900 / 909 / 2,560 / 18,200 |
-| 768 × 2304 | 394 / 483 / 1,970 / 13,700 | 429 / 887 / 2,350 / 12,900 | 541 / 525 / 1,800 / 12,500 |
+panels and blocks of rows. Times, beside torch's (MKL), are in docs/performance.md.
 """
 
 from __future__ import annotations
