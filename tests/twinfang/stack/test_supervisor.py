@@ -215,8 +215,10 @@ async def test_a_child_that_waits_for_a_core_is_given_the_time(caplog):
 
 async def test_a_child_that_ends_with_a_fault_when_it_is_stopped_is_named(caplog):
     async def fail_once_told(pid: int) -> None:
-        os.kill(pid, signal.SIGSTOP)  # what comes now waits, the abort first
-        os.kill(pid, signal.SIGABRT)
+        os.kill(pid, signal.SIGSTOP)
+        while psutil.Process(pid).status() != psutil.STATUS_STOPPED:  # until then an abort would overtake it
+            await asyncio.sleep(0.02)
+        os.kill(pid, signal.SIGABRT)  # this and what comes next wait, the abort first
         stack.request_stop()
         while not is_pending(pid, signal.SIGTERM):
             await asyncio.sleep(0.02)
