@@ -183,10 +183,15 @@ LOADS = {
 }
 
 
-def seed_of(round_number: int, at: int) -> int:
+def seed_of(load: Load, round_number: int, at: int) -> int:
     """Returns the seed of a measurement's prompts: contenders get the same prompts in a round, and no two
-    measurements of a load share any."""
-    return 1000 * round_number + 10 * at
+    measurements of a server share the beginning of any, which its prefix cache would keep.
+
+    Repetitive prompts of all loads begin with the same one: seeds of loads differ by multiples of their
+    number.
+    """
+    number = list(LOADS).index(load.name)
+    return 8000 * NUM_REPETITIVE_PROMPTS * number + 1000 * round_number + 10 * at
 
 
 @cache

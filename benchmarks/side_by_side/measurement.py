@@ -28,7 +28,7 @@ def measure(
     All contenders get the same prompts in a round. Raises :class:`benchmarks.serving.load.LoadError`.
     """
     load, at, model = point.load, point.at, directory.name
-    prompts = load.workload(directory, seed_of(round_number, at))
+    prompts = load.workload(directory, seed_of(load, round_number, at))
     warm_up = dataclasses.replace(prompts, seed=prompts.seed + WARM_UP_SEED, output_len=WARM_UP_TOKENS)
     num_warm_up = load.num_warm_up(at)
     asyncio.run(run_load(server.url, model, warm_up, concurrency=num_warm_up, num_requests=num_warm_up))

@@ -14,7 +14,7 @@ from benchmarks.side_by_side.contenders.generate_server import Job, gather
 from benchmarks.side_by_side.contenders.gguf import converter_config
 from benchmarks.side_by_side.figures import BETTER, EQUAL, UNDECIDED, WORSE, Comparison, compare, medians
 from benchmarks.side_by_side.limits import LIMITED, limit
-from benchmarks.side_by_side.loads import DRAFTS, EVERYBODY, LOADS, seed_of
+from benchmarks.side_by_side.loads import DRAFTS, EVERYBODY, LOADS, NUM_REPETITIVE_PROMPTS, seed_of
 from benchmarks.side_by_side.models import MODELS
 from benchmarks.side_by_side.options import parse
 from benchmarks.side_by_side.plan import expected_s, visits
@@ -138,14 +138,37 @@ def test_a_part_is_chosen_in_the_order_of_the_whole(capsys):
     assert "shrot: there are short, long" in capsys.readouterr().err
 
 
+def prompts_of(directory, *loads):
+    """Returns the prompts of measurements at 1 and 8 in flight."""
+    return [
+        load.workload(directory, seed_of(load, 0, at)).prompt(index)
+        for load in loads
+        for at in (1, 8)
+        for index in range(8)
+    ]
+
+
 def test_no_two_measurements_of_a_contender_share_prompts(tmp_path):
     (tmp_path / "config.json").write_text('{"vocab_size": 512}')
-    load = LOADS["prefix"]
-    prompts = [load.workload(tmp_path, seed_of(0, at)).prompt(index) for at in (1, 8) for index in range(8)]
+    prompts = prompts_of(tmp_path, LOADS["prefix"])
     assert len({tuple(prompt) for prompt in prompts}) == len(prompts)
     assert len({tuple(prompt[:1024]) for prompt in prompts}) == 1
     assert {len(prompt) for prompt in prompts} == {1280}
     assert len({tuple(prompt[1024:1040]) for prompt in prompts}) == len(prompts)
+
+
+def test_no_two_loads_share_the_beginnings_of_prompts(tmp_path):
+    """A prefix cache would answer the second load faster than the first one."""
+    (tmp_path / "config.json").write_text('{"vocab_size": 512}')
+    loads = [load for load in LOADS.values() if not (load.shared_len or load.is_repetitive)]
+    beginnings = [tuple(prompt[:16]) for prompt in prompts_of(tmp_path, *loads)]
+    assert len(loads) == 5
+    assert len(set(beginnings)) == len(beginnings)
+
+
+def test_loads_of_repetitive_text_have_the_same_prompts():
+    plain, drafts = (seed_of(LOADS[name], 1, 8) for name in ("repetitive", "repetitive-drafts"))
+    assert plain % NUM_REPETITIVE_PROMPTS == drafts % NUM_REPETITIVE_PROMPTS
 
 
 # --- resumption -----------------------------------------------------------------------------------
