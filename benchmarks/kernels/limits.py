@@ -1,5 +1,7 @@
-"""The limits of this machine, measured in the same run as the kernels; on a CPU right after each kernel, since
-other guests of a virtual machine change its speed from minute to minute.
+"""The limits of this machine, measured in the same run as the kernels.
+
+On a CPU they are measured again after each kernel, since other guests of a virtual machine change its speed
+from minute to minute.
 
 | limit | on a CPU | on a GPU |
 |---|---|---|

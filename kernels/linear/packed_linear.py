@@ -181,12 +181,12 @@ def multiply_panel(
             if item_bytes == 4:
                 tile_of_float32(
                     size, x_tile, x_stride, part, count, count, 0, start, start_stride, target, target_stride,
-                    live if is_last else width, squares if is_last else 0, 2 if is_fetching else 0, ahead,
+                    live, squares if is_last else 0, 2 if is_fetching else 0, ahead,
                 )  # fmt: skip
             else:
                 tile_of_bfloat16(
                     size, x_tile, x_stride, part, count, count, 0, start, start_stride, target, target_stride,
-                    live if is_last else width, squares if is_last else 0, 1 if is_fetching else 0, ahead,
+                    live, squares if is_last else 0, 1 if is_fetching else 0, ahead,
                 )  # fmt: skip
             row += size
 

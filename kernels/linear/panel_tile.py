@@ -35,6 +35,9 @@ instructions a cycle, as many as a tile of six rows needs without those four."""
 FLOAT_BYTES = 4
 FP8_SCALE_FACTOR = 256.0
 
+_NARROW = 7
+"""Stands for a number of lines in the choice of a tile: one register's outputs, nothing fetched ahead."""
+
 Stored = Literal["float32", "bfloat16", "fp8", "int8"]
 
 STORED_BYTES: dict[Stored, int] = {"float32": 4, "bfloat16": 2, "fp8": 1, "int8": 1}
@@ -119,9 +122,9 @@ def _tile(stored: Stored) -> Any:
     squares, lines, ahead)``
 
     Arguments are addresses, and strides in elements. Row r's sums begin with ``start[r * start_stride :]``.
-    The first ``live`` outputs are stored. float32 and bfloat16 have one group and no scales. For each row of
-    the panel, ``lines`` cache lines (0, or as :data:`LINES_AHEAD` says) are fetched ahead, from ``ahead``
-    bytes after the row.
+    The first ``live`` outputs are stored; if one register holds them, no others are computed, and nothing is
+    fetched ahead. float32 and bfloat16 have one group and no scales. For each row of the panel, ``lines``
+    cache lines (0, or as :data:`LINES_AHEAD` says) are fetched ahead, from ``ahead`` bytes after the row.
     """
     from llvmlite import ir
     from numba.core import types
@@ -130,14 +133,17 @@ def _tile(stored: Stored) -> Any:
     def generate(context, builder, signature, args):
         end = builder.append_basic_block()
         integer = ir.IntType(64)
-        choice = builder.add(builder.mul(args[0], ir.Constant(integer, 8)), args[-2])
-        switch = builder.switch(choice, end)
-        for num_rows, lines in itertools.product(range(1, TILE_ROWS + 1), LINES_AHEAD[stored]):
+        lanes, registers = vector_shape()
+        fits = builder.icmp_signed("<=", args[-4], ir.Constant(integer, lanes))
+        variant = builder.select(fits, ir.Constant(integer, _NARROW), args[-2])
+        switch = builder.switch(builder.add(builder.mul(args[0], ir.Constant(integer, 8)), variant), end)
+        for num_rows, lines in itertools.product(range(1, TILE_ROWS + 1), (*LINES_AHEAD[stored], _NARROW)):
             block = builder.append_basic_block()
             switch.add_case(ir.Constant(integer, num_rows * 8 + lines), block)
             builder.position_at_end(block)
-            operands = [*args[1:-2], lines, args[-1]]
-            _Emitter(builder).tile(stored, num_rows, *operands)
+            is_narrow = lines == _NARROW
+            operands = [*args[1:-2], 0 if is_narrow else lines, args[-1]]
+            _Emitter(builder, 1 if is_narrow else registers).tile(stored, num_rows, *operands)
             builder.branch(end)
         builder.position_at_end(end)
         return context.get_dummy_value()
@@ -158,7 +164,7 @@ def _widening(stored: Stored) -> Any:
     from numba.extending import intrinsic
 
     def generate(context, builder, signature, args):
-        _Emitter(builder).widening(stored, *args)
+        _Emitter(builder, vector_shape()[1]).widening(stored, *args)
         return context.get_dummy_value()
 
     @intrinsic
@@ -169,13 +175,13 @@ def _widening(stored: Stored) -> Any:
 
 
 class _Emitter:
-    """Emits a tile's instructions at a builder's position."""
+    """Emits the instructions of a tile of ``registers`` by some rows at a builder's position."""
 
-    def __init__(self, builder: Any) -> None:
+    def __init__(self, builder: Any, registers: int) -> None:
         from llvmlite import ir
 
-        self.ir, self.builder = ir, builder
-        self.lanes, self.registers = vector_shape()
+        self.ir, self.builder, self.registers = ir, builder, registers
+        self.lanes, _ = vector_shape()
         self.integer, self.real = ir.IntType(64), ir.FloatType()
         self.vector = ir.VectorType(self.real, self.lanes)
 

@@ -54,3 +54,13 @@ def test_a_bfloat16_weight_takes_two_bytes_and_has_the_bits_of_its_float32(num_i
 def test_not_a_number_and_infinity_stay_what_they_are_in_bfloat16():
     weight = torch.tensor([[float("nan")] * 4, [float("inf")] * 4, [-float("inf")] * 4]).bfloat16()
     assert str(PackedLinear.pack(weight, None)(torch.ones(1, 4))[0].tolist()) == "[nan, inf, -inf]"
+
+
+@pytest.mark.parametrize("num_outputs", [1, 16, 17, 130])
+def test_an_output_has_the_same_bits_however_many_follow_it(num_outputs):
+    """The last panel may be computed in tiles of one register, if that holds its outputs."""
+    weight, bias, x = layer_and_rows(700)
+    more = torch.cat([weight, weight.flip(0)])
+    whole = PackedLinear.pack(more, torch.cat([bias, bias]))(x)
+    part = PackedLinear.pack(more[:num_outputs], bias[:num_outputs])(x)
+    assert torch.equal(part, whole[:, :num_outputs])
