@@ -1,8 +1,5 @@
 """The limits of this machine, measured in the same run as the kernels.
 
-On a CPU they are measured again after each kernel, since other guests of a virtual machine change its speed
-from minute to minute.
-
 | limit | on a CPU | on a GPU |
 |---|---|---|
 | copy | buffers as large as all sets of operands together | as many bytes in a call as the op's, in a graph |
@@ -16,7 +13,7 @@ On a CPU the buffers are on huge pages, as pools are.
 
 from __future__ import annotations
 
-import statistics
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -53,7 +50,7 @@ class Limit:
 
 
 class Limits:
-    """Measures the rates that the limits of calls need."""
+    """Measures each rate when it is first needed, and keeps it."""
 
     def __init__(self, rates: CpuRates | GpuRates) -> None:
         self._rates = rates
@@ -71,39 +68,37 @@ class Limits:
         return max(candidates, key=lambda limit: limit.seconds)
 
     def measured(self) -> dict[str, float]:
-        """Returns all rates so far, or their medians: ``copy 512 KiB`` in bytes/s, ``GEMM`` in FLOP/s."""
-        return self._rates.measured()
+        """Returns all rates so far: ``copy 512 KiB`` in bytes/s, ``GEMM`` in FLOP/s."""
+        return dict(self._rates.known)
 
 
 @dataclass
 class CpuRates:
-    """Rates of float32, on as many threads as torch has. They are measured again each time."""
+    """Rates of float32, on as many threads as torch has."""
 
-    taken: dict[str, list[float]] = field(default_factory=dict)
+    known: dict[str, float] = field(default_factory=dict)
     measures_reads: bool = True
     counts_operations: bool = True
 
     def bytes_per_s(self, kind: str, bytes_moved: int, sets: int) -> float:
         size = max(LEAST_BYTES, min(MAX_ROTATED_BYTES, _rounded(bytes_moved * sets)))
-        copy = self._note(f"copy {_size_name(size)}", size / _copy_s(size))
+        copy = self._known(f"copy {_size_name(size)}", lambda: size / _copy_s(size))
         if kind == "copy":
             return copy
-        return max(copy, self._note(f"read {_size_name(size)}", size / _sum_s(size)))
+        return max(copy, self._known(f"read {_size_name(size)}", lambda: size / _sum_s(size)))
+
+    def _known(self, name: str, measure: Callable[[], float]) -> float:
+        if name not in self.known:
+            self.known[name] = measure()
+        return self.known[name]
 
     def flops_per_s(self) -> float:
-        return self._note("GEMM", max(map(_gemm_rate, GEMM_SIZES)))
-
-    def measured(self) -> dict[str, float]:
-        return {name: statistics.median(rates) for name, rates in self.taken.items()}
-
-    def _note(self, name: str, rate: float) -> float:
-        self.taken.setdefault(name, []).append(rate)
-        return rate
+        return self._known("GEMM", lambda: max(map(_gemm_rate, GEMM_SIZES)))
 
 
 @dataclass
 class GpuRates:
-    """Rates of the current device. Each is measured when it is first needed."""
+    """Rates of the current device."""
 
     known: dict[str, float] = field(default_factory=dict)
     measures_reads: bool = False
@@ -131,9 +126,6 @@ class GpuRates:
         if "GEMM" not in self.known:
             self.known["GEMM"] = measured_flops_per_s(torch.device("cuda"), torch.bfloat16)
         return self.known["GEMM"]
-
-    def measured(self) -> dict[str, float]:
-        return dict(self.known)
 
 
 def _rounded(size: int) -> int:

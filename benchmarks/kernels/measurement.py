@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gc
+import statistics
+from collections import defaultdict
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 
 from benchmarks.kernels.cases.case import Bind, Call, Case
+from benchmarks.kernels.cases.work import Work
 from benchmarks.kernels.clock import Turn, cpu_turn, gpu_turn, num_sets, replayed_turn, take_turns
 from benchmarks.kernels.limits import CpuRates, GpuRates, Limit, Limits
 
@@ -48,13 +51,18 @@ class Row:
 
 class Bench:
     """Measures on one device. Raises the errors of our own kernels; a peer's failure becomes a cell of its
-    row."""
+    row.
+
+    A CPU's rates are measured again after each case, since other guests of a virtual machine change its speed
+    from minute to minute.
+    """
 
     def __init__(self, device: torch.device, budget_s: float) -> None:
         self._device = device
         self._budget_s = budget_s
         self._on_gpu = device.type == "cuda"
-        self.limits = Limits(GpuRates() if self._on_gpu else CpuRates())
+        self._gpu_limits = Limits(GpuRates()) if self._on_gpu else None
+        self._rates: dict[str, list[float]] = defaultdict(list)
 
     @torch.inference_mode()
     def measure(self, case: Case) -> Row:
@@ -70,7 +78,7 @@ class Bench:
         if self._on_gpu:
             gc.collect()
             torch.cuda.empty_cache()
-        limit = self.limits.of(case.work, sets)
+        limit = self._limit(case.work, sets)
         return Row(
             case.op,
             case.shape,
@@ -85,6 +93,17 @@ class Bench:
             differences,
             launched,
         )
+
+    def rates(self) -> dict[str, float]:
+        """Returns the medians of all rates so far: ``copy 512 KiB`` in bytes/s, ``GEMM`` in FLOP/s."""
+        return {name: statistics.median(rates) for name, rates in self._rates.items()}
+
+    def _limit(self, work: Work, sets: int) -> Limit:
+        limits = self._gpu_limits or Limits(CpuRates())
+        limit = limits.of(work, sets)
+        for name, rate in limits.measured().items():
+            self._rates[name].append(rate)
+        return limit
 
     def differences(self, case: Case, binds: dict[str, Bind], absent: dict[str, str]) -> dict[str, float]:
         """Runs all contenders once on the same operands; records those that can't run."""
