@@ -27,7 +27,7 @@ import torch
 from kernels.cpu.host_memory import host_empty
 from kernels.cpu.jit import CpuKernel, as_array, as_flat_array, cpu_jit
 from kernels.cpu.threads import kernel_threads
-from kernels.cpu.vector import aligned
+from kernels.cpu.vector import aligned, lanes
 from kernels.gpu.strides import adjacent
 from kernels.linear.panel_tile import (
     FLOAT_BYTES,
@@ -162,6 +162,7 @@ def multiply_panel(
     in_parts = num_rows > 6
     num_parts = (num_inputs + _PART_INPUTS - 1) // _PART_INPUTS if in_parts else 1
     step = (num_inputs + num_parts - 1) // num_parts
+    kept = lanes() if live <= lanes() else width  # whole registers: the next part loads nothing unwritten
     for first in range(0, num_inputs, step):
         count = min(step, num_inputs - first)
         is_last = first + count == num_inputs
@@ -181,12 +182,12 @@ def multiply_panel(
             if item_bytes == 4:
                 tile_of_float32(
                     size, x_tile, x_stride, part, count, count, 0, start, start_stride, target, target_stride,
-                    live, squares if is_last else 0, 2 if is_fetching else 0, ahead,
+                    live if is_last else kept, squares if is_last else 0, 2 if is_fetching else 0, ahead,
                 )  # fmt: skip
             else:
                 tile_of_bfloat16(
                     size, x_tile, x_stride, part, count, count, 0, start, start_stride, target, target_stride,
-                    live, squares if is_last else 0, 1 if is_fetching else 0, ahead,
+                    live if is_last else kept, squares if is_last else 0, 1 if is_fetching else 0, ahead,
                 )  # fmt: skip
             row += size
 
