@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
+from kernels.cpu.jit import settle
 from kernels.replay.kept_inputs import PendingRows
 from kernels.ssm.boundaries import Boundaries
 
@@ -77,3 +79,11 @@ class Batch:
     @property
     def num_decode_tokens(self) -> int:
         return 0 if self.decode is None else self.decode.num_rows * self.decode.num_positions
+
+
+def joined(outputs: list[Tensor]) -> Tensor:
+    """Return a layer's outputs for decode rows and prefill rows in one tensor."""
+    if len(outputs) == 1:
+        return outputs[0]
+    settle()
+    return torch.cat(outputs)

@@ -15,8 +15,8 @@ graph (:mod:`engine.step.graph`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -32,6 +32,7 @@ from engine.sampling.sampling_table import SamplingNeeds
 from engine.step.passes.prompt_graphs import PromptGraphs
 from engine.step.passes.recorded_forward import RecordedForward
 from engine.step.row_progress import RowState
+from kernels.cpu.call_list import batched_calls
 from kernels.cpu.threads import cpu_threads
 from kernels.speculation.accept_drafts import AcceptDrafts
 
@@ -145,6 +146,7 @@ class StepProgram:
         weights = model.embeddings
         # Otherwise torch's own threads compute, and the helpers would take cores from them.
         self._has_helpers = weights.device.type == "cpu" and weights.dtype == torch.float32
+        self._is_batched = RecordedForward.obstacle(model) is None
 
     def run(self, step: Step, prompts: PromptGraphs | None = None) -> StepTensors:
         """Run everything after ``prepare``. The model's pass is a replay if ``prompts`` are given, which the
@@ -185,8 +187,8 @@ class StepProgram:
         if self._recorded is not None and step.ends is None:
             hidden, logits = self._recorded(step.batch)
         else:
-            keeps_awake = self._has_helpers and step.ends is not None  # a prompt's calls are long
-            with cpu_threads().awake() if keeps_awake else nullcontext():
+            has_prompt = self._has_helpers and step.ends is not None
+            with self._prompt_calls() if has_prompt else nullcontext():
                 if not step.reads_hidden:
                     self._model.store(step.batch, self._caches)
                     return None, None
@@ -195,6 +197,17 @@ class StepProgram:
                 return hidden, None
             logits = self._model.logits(hidden[: step.batch.num_decode_tokens], out=step.logits)
         return hidden, logits.view(step.num_decode, -1, logits.shape[-1]) if step.samples else None
+
+    @contextmanager
+    def _prompt_calls(self) -> Generator[None]:
+        """Two threads make a CPU's kernel calls, if possible in batches: a prompt has many."""
+        with cpu_threads().awake():
+            if not self._is_batched:
+                yield
+                return
+            with batched_calls():
+                yield
+            self._model.tp.transport.check()
 
     def _sample_decode(self, step: Step, logits: Tensor) -> tuple[Tensor, Tensor]:
         rows, shape = step.rows[: step.num_decode], logits.shape[:2]

@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from kernels.cpu.jit import as_array, as_flat_array, cpu_jit
+from kernels.cpu.jit import FlatArray, cpu_jit
 from kernels.cpu.vector import lanes, load, load_number, multiply, prefetch, splat, store, store_number
 from kernels.formats.float8 import narrow, to_e4m3, writable
 from kernels.gpu.triton_jit import tl, triton, triton_jit
@@ -193,15 +193,15 @@ def store_kv(
         _store_kv_cpu.parallel_for(
             len(k),
             1 + _GRAIN_ELEMENTS // (k.shape[1] * k.shape[2]),
-            as_flat_array(k),
+            FlatArray(k),
             k.stride(),
-            as_flat_array(v),
+            FlatArray(v),
             v.stride(),
-            as_flat_array(k_cache),
-            as_flat_array(v_cache),
+            FlatArray(k_cache),
+            FlatArray(v_cache),
             k_cache.stride(),
             tuple(k_cache.shape[1:]),
-            as_array(slot_mapping),
+            slot_mapping,
             _factors(k_cache.dtype, k_scale, v_scale),
         )
 

@@ -37,7 +37,7 @@ from kernels.attention.page_vectors import (
     score_pages_2,
     score_pages_3,
 )
-from kernels.cpu.jit import as_array, as_flat_array, cpu_jit
+from kernels.cpu.jit import FlatArray, cpu_jit
 from kernels.cpu.vector import (
     add,
     aligned,
@@ -328,19 +328,19 @@ def paged_attention_decode_cpu(
     _attend_rows.parallel_for(
         num_rows * k_cache.shape[1],
         _GRAIN_HEADS,
-        as_flat_array(q),
+        FlatArray(q),
         q.stride()[:3],
-        as_flat_array(k_cache),
-        as_flat_array(v_cache),
+        FlatArray(k_cache),
+        FlatArray(v_cache),
         (v_cache.data_ptr() - k_cache.data_ptr()) // k_cache.element_size(),
         k_cache.stride()[:2],
         (num_positions, num_heads, *k_cache.shape[1:]),
-        as_array(seq_lens),
-        as_flat_array(block_table),
+        seq_lens,
+        FlatArray(block_table),
         block_table.stride(0),
         np.float32(scale),
         np.float32(v_scale),
         int(k_cache.dtype != torch.float32),
-        as_flat_array(out),
+        FlatArray(out),
     )
     return out

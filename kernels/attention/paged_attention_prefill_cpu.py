@@ -19,7 +19,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from kernels.cpu.jit import as_array, as_flat_array, cpu_jit
+from kernels.cpu.jit import FlatArray, cpu_jit
 from kernels.cpu.vector import (
     add,
     aligned,
@@ -301,10 +301,11 @@ def paged_attention_prefill_cpu(
 
     ``scale`` includes k_scale.
     """
-    out = torch.zeros(q.shape, dtype=q.dtype)
     num_heads, head_dim = q.shape[1:]
     heads_per_kv = num_heads // k_cache.shape[1]
     tiles = _cut_rows(cu_seqlens.tolist(), seq_lens.tolist(), heads_per_kv)
+    is_whole = int(tiles[:, 2].sum()) == len(q)
+    out = torch.empty(q.shape, dtype=q.dtype) if is_whole else torch.zeros(q.shape, dtype=q.dtype)
     if len(tiles) == 0:
         return out
     num_items = len(tiles) * k_cache.shape[1]
@@ -312,17 +313,17 @@ def paged_attention_prefill_cpu(
     _attend_tiles.parallel_for(
         num_items,
         1 + _GRAIN_PRODUCTS * num_items // products,
-        as_flat_array(q),
+        FlatArray(q),
         q.stride()[:2],
-        as_flat_array(k_cache),
-        as_flat_array(v_cache),
+        FlatArray(k_cache),
+        FlatArray(v_cache),
         k_cache.stride()[:2],
         (num_heads, *k_cache.shape[1:]),
         tiles,
-        as_flat_array(block_table),
+        FlatArray(block_table),
         block_table.stride(0),
         np.float32(scale),
         np.float32(v_scale),
-        as_array(out).ravel(),
+        FlatArray(out),
     )
     return out

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
-from kernels.cpu.jit import as_array, as_flat_array, cpu_jit
+from kernels.cpu.jit import FlatArray, cpu_jit
 from kernels.cpu.vector import (
     add,
     aligned,
@@ -100,12 +100,12 @@ def rotate_cpu(q: Tensor, k: Tensor, positions: Tensor, inv_freq: Tensor, scalin
     _rotary_cpu.parallel_for(
         len(q),
         _grain(q, k),
-        as_flat_array(q),
+        FlatArray(q),
         (*q.stride()[:2], q.shape[1]),
-        as_flat_array(k),
+        FlatArray(k),
         (*k.stride()[:2], k.shape[1]),
-        as_array(positions),
-        as_array(inv_freq),
+        positions,
+        inv_freq,
         np.float32(scaling),
     )
 
@@ -124,15 +124,15 @@ def norm_and_rotate_cpu(
     _norm_rotary_cpu.parallel_for(
         len(q),
         _grain(q, k),
-        as_flat_array(q),
+        FlatArray(q),
         (*q.stride()[:2], q.shape[1]),
-        as_array(q_weight),
-        as_flat_array(k),
+        q_weight,
+        FlatArray(k),
         (*k.stride()[:2], k.shape[1]),
-        as_array(k_weight),
+        k_weight,
         eps,
-        as_array(positions),
-        as_array(inv_freq),
+        positions,
+        inv_freq,
         np.float32(scaling),
     )
 

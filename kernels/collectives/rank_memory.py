@@ -26,7 +26,7 @@ import torch
 
 from kernels.cpu.atomics import c_function, call_c, load_word, monotonic_ns, store_word
 from kernels.cpu.compiler import cpu_function
-from kernels.cpu.jit import as_flat_array, cpu_jit
+from kernels.cpu.jit import FlatArray, cpu_jit
 
 _SLOT_FLOATS = 2**16  # both slots of two ranks fit in a core's L2 cache
 _RANK_BYTES = 128
@@ -169,7 +169,7 @@ class RankMemory:
     def sum(self, x: torch.Tensor) -> None:
         """Add up the ranks' ``x`` in place; x is float32 and contiguous."""
         assert x.is_contiguous()
-        self._run(_sum_ranks, as_flat_array(x))
+        self._run(_sum_ranks, FlatArray(x))
 
     def gather_columns(self, x: torch.Tensor, width: int) -> torch.Tensor:
         """Concatenate each rank's ``[n, c]`` to ``[n, size * c]`` and keep ``width`` columns.
@@ -179,7 +179,7 @@ class RankMemory:
         x = x.contiguous()
         num_rows, columns = x.shape
         out = torch.empty((num_rows, width), dtype=x.dtype)
-        given, taken = (as_flat_array(one.view(torch.float32)) for one in (x, out))
+        given, taken = (FlatArray(one.view(torch.float32)) for one in (x, out))
         words = x.itemsize // 4
         self._run(_gather_columns, given, columns * words, taken, width * words)
         return out

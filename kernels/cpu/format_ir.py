@@ -1,7 +1,7 @@
 """Number formats of caches as LLVM instructions, for one number or a vector (:mod:`kernels.cpu.vector_ir`).
 
 numpy has neither bfloat16 nor float8_e4m3fn: such arrays are passed as uint16 and uint8
-(:func:`kernels.cpu.jit.as_flat_array`).
+(:func:`kernels.cpu.jit.FlatArray`).
 
     e4m3    byte s eeee mmm: (-1)^s 2^(e - 7) (1 + m / 8), or 2^-6 m / 8 where e = 0; 0x7F is NaN
     bf16    the upper half of a float32

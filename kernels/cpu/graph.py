@@ -2,7 +2,7 @@
 
     graph = CpuGraph()
     with graph.record():
-        y = model(x)             # runs, and every call is recorded
+        y = model(x)             # every call is recorded, and all run at the end
     x.copy_(other); graph.replay()     # y is the model's output for the new x
 
 As with a CUDA graph, tensors keep their addresses, decisions made while recording are not made again, and
@@ -22,9 +22,9 @@ import numpy as np
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from kernels.cpu.jit import recording
+from kernels.cpu.call_list import CallList
 from kernels.cpu.native_call import NativeCall
-from kernels.cpu.threads import COLUMNS, ITEMS, SHARES_A_GRAIN, cpu_threads, table_row
+from kernels.cpu.threads import COLUMNS, ITEMS, cpu_threads
 
 
 class CpuGraph:
@@ -32,19 +32,16 @@ class CpuGraph:
 
     def __init__(self) -> None:
         self._calls: list[NativeCall] = []
-        self._rows: list[tuple[int, ...]] = []
         self._table = np.zeros((0, COLUMNS), dtype=np.int64)
 
     @contextmanager
     def record(self) -> Generator[None]:
         """Records this thread's kernel calls. Raises :class:`RuntimeError` if torch computes anything."""
-        recording.note = self._note
-        try:
-            with _NothingComputed():
-                yield
-        finally:
-            recording.note = None
-        self._table = np.array(self._rows, dtype=np.int64).reshape(-1, COLUMNS)
+        calls = CallList()
+        with calls.noting(), _NothingComputed():
+            yield
+        self._calls, self._table = calls.calls, calls.table()
+        self.replay()
 
     def replay(self) -> None:
         """Makes all calls again."""
@@ -59,12 +56,6 @@ class CpuGraph:
     def __len__(self) -> int:
         return len(self._calls)
 
-    def _note(self, dispatcher: Any, num_items: int, grain: int, args: tuple[Any, ...]) -> None:
-        call = NativeCall.bind(dispatcher, args)
-        self._calls.append(call)
-        num_shares = num_items * SHARES_A_GRAIN // grain if num_items >= grain else 1
-        self._rows.append(table_row(call, num_items, num_shares))
-
 
 class _NothingComputed(TorchFunctionMode):
     """Allows torch operations that allocate tensors, make views or return shapes; refuses all others."""
@@ -72,28 +63,33 @@ class _NothingComputed(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = func(*args, **(kwargs or {}))
         name = getattr(func, "__name__", str(func))
-        if not name.startswith(("empty", "new_empty")) and _computes(name, args, kwargs or {}, found):
+        if computes(name, args, kwargs or {}, found):
             raise RuntimeError(f"torch's {name} computes: a recorded step would leave it out when replayed")
         return found
 
 
-def _computes(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], found: Any) -> bool:
-    if name in _READS or "out" in kwargs or kwargs.get("inplace") or _is_in_place(name):
+def computes(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], found: Any) -> bool:
+    """Return whether a function of torch reads, copies or writes values. Views and empty tensors don't."""
+    if name.startswith(("empty", "new_empty")):
+        return False
+    if name in _READS or "out" in kwargs or kwargs.get("inplace") or is_in_place(name):
         return True
-    known = {tensor.untyped_storage().data_ptr() for tensor in _tensors(args)}
-    return any(tensor.untyped_storage().data_ptr() not in known for tensor in _tensors(found))
+    known = {tensor.untyped_storage().data_ptr() for tensor in tensors_in(args)}
+    return any(tensor.untyped_storage().data_ptr() not in known for tensor in tensors_in(found))
 
 
-def _is_in_place(name: str) -> bool:
+def is_in_place(name: str) -> bool:
+    """Return whether a function of torch with this name overwrites its first argument."""
     return (name.endswith("_") and not name.endswith("__")) or name in ("__setitem__", "__set__")
 
 
-def _tensors(values: Any) -> Iterator[Tensor]:
+def tensors_in(values: Any) -> Iterator[Tensor]:
+    """Yield the tensors in arguments or results."""
     if isinstance(values, Tensor):
         yield values
     elif isinstance(values, (tuple, list)):
         for value in values:
-            yield from _tensors(value)
+            yield from tensors_in(value)
 
 
 _READS = frozenset(

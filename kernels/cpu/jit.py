@@ -8,52 +8,23 @@ share it:
         for i in range(begin, end):
             x[i] *= factor
 
-    _scale(as_array(tensor), 2.0, 0, 100)                      # on this thread
-    _scale.parallel_for(100, 16, as_array(tensor), 2.0)        # threads may share it; 16 items take 100 µs
+    _scale(as_array(tensor), 2.0, 0, 100)            # on this thread
+    _scale.parallel_for(100, 16, tensor, 2.0)        # threads may share it; 16 items take 100 µs
 
+:meth:`CpuKernel.parallel_for` takes tensors as well as arrays: to make an array of a tensor takes 5 µs.
 :mod:`kernels.cpu.compiler` says what is true of every compiled function.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
-import torch
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kernels.cpu.compiler import CpuFunction
-from kernels.cpu.threads import cpu_threads, kernel_threads, run_shared
+from kernels.cpu.native_call import FlatArray, as_array
+from kernels.cpu.threads import make_call
 
-__all__ = ["CpuKernel", "as_array", "as_flat_array", "cpu_jit", "recording"]
-
-_STAND_INS = {torch.bfloat16: torch.uint16, torch.float8_e4m3fn: torch.uint8}
-"""Types that numpy lacks, and the integers that kernels get instead (:mod:`kernels.cpu.vector`)."""
-
-
-def as_array(tensor: torch.Tensor) -> np.ndarray:
-    """Return the numpy view of a CPU tensor. Strides are kept, nothing is copied."""
-    return tensor.detach().numpy()
-
-
-def as_flat_array(tensor: torch.Tensor) -> np.ndarray:
-    """Return the memory from a strided CPU tensor's first element to its last, as one contiguous array.
-
-    Numba vectorizes a loop only if it knows that the stride is one. A kernel gets a pool's view as this
-    array and ``tensor.stride()``, and slices the innermost axis out of it. bfloat16 is returned as uint16,
-    float8_e4m3fn as uint8.
-    """
-    if tensor.dtype in _STAND_INS:
-        tensor = tensor.view(_STAND_INS[tensor.dtype])
-    if tensor.requires_grad:
-        tensor = tensor.detach()
-    if tensor.is_contiguous():
-        return tensor.numpy().reshape(-1)
-    span = 1
-    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
-        span += (size - 1) * stride
-    return tensor.as_strided((span if tensor.numel() else 0,), (1,)).numpy()
+__all__ = ["CpuKernel", "FlatArray", "as_array", "cpu_jit", "noted", "settle"]
 
 
 class CpuKernel(CpuFunction):
@@ -62,27 +33,47 @@ class CpuKernel(CpuFunction):
     def parallel_for(self, num_items: int, grain: int, *args: Any) -> None:
         """Run over items ``[0, num_items)``, shared with other threads if there is enough work.
 
-        ``grain`` items take about 100 µs, five times the time of waking a thread. That much is shared if the
-        helpers are awake, twice as much otherwise. While a :class:`kernels.cpu.graph.CpuGraph` records on
-        this thread, the call is also recorded.
+        ``grain`` items take about 100 µs. ``args`` are numbers, arrays, tensors, :class:`FlatArray` and
+        tuples of these. A thread may note its calls to make them later (:mod:`kernels.cpu.call_list`).
         """
         if num_items == 0:
             return
-        if recording.note is not None:
-            recording.note(self.dispatcher, num_items, grain, args)
-        if kernel_threads() == 1 or num_items < (max(2, grain) if cpu_threads().are_awake else 2 * grain):
-            self.dispatcher(*args, 0, num_items)
+        if noted.calls is not None:
+            noted.calls.note(self.dispatcher, num_items, grain, args)
         else:
-            run_shared(self.dispatcher, num_items, grain, args)
+            make_call(self.dispatcher, num_items, grain, args)
+
+    def __call__(self, *args: Any) -> None:
+        settle()
+        super().__call__(*args)
 
 
-class _Recording(threading.local):
-    """The recorder of this thread's kernel calls; None if no graph records."""
+class NotedCalls(Protocol):
+    """Calls that a thread makes later."""
 
-    note: Callable[[Any, int, int, tuple[Any, ...]], None] | None = None
+    def note(self, dispatcher: Any, num_items: int, grain: int, args: tuple[Any, ...]) -> None:
+        """Add a call of :meth:`CpuKernel.parallel_for`."""
+
+    def settle(self) -> None:
+        """Make all calls now. Raises :class:`RuntimeError` if replays will make them without what follows."""
 
 
-recording = _Recording()
+class _Noted(threading.local):
+    """What notes this thread's kernel calls; None if they are made at once."""
+
+    calls: NotedCalls | None = None
+
+
+noted = _Noted()
+
+
+def settle() -> None:
+    """Make this thread's noted calls, so that what follows finds their results.
+
+    Model code says so before torch computes with what a kernel wrote, or overwrites what one reads.
+    """
+    if noted.calls is not None:
+        noted.calls.settle()
 
 
 if TYPE_CHECKING:  # numba infers the types of kernels at each call

@@ -13,39 +13,78 @@ from __future__ import annotations
 
 import functools
 import itertools
+import struct
+from array import array
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+import torch
 
 _numbers = itertools.count()
+_WORD, _DOUBLE, _FLOAT = map(struct.Struct, ("q", "d", "fi"))
+_STAND_INS = {torch.bfloat16: torch.uint16, torch.float8_e4m3fn: torch.uint8}
+"""Types that numpy lacks, and the integers that kernels get instead (:mod:`kernels.cpu.vector`)."""
 
 
-@dataclass(frozen=True)
+class FlatArray:
+    """The memory from a strided CPU tensor's first element to its last, as a kernel's contiguous array.
+
+    Numba vectorizes a loop only if it knows that the stride is one. A kernel gets a pool's view as this
+    array and ``tensor.stride()``, and slices the innermost axis out of it.
+    """
+
+    __slots__ = ("num_elements", "tensor")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+        self.num_elements = tensor.numel()
+        if not tensor.is_contiguous() and self.num_elements:
+            self.num_elements = 1
+            for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+                self.num_elements += (size - 1) * stride
+
+    def numpy(self) -> np.ndarray:
+        """Return this array. bfloat16 is returned as uint16, float8_e4m3fn as uint8."""
+        return as_array(self.tensor.as_strided((self.num_elements,), (1,)))
+
+
+def as_array(tensor: torch.Tensor) -> np.ndarray:
+    """Return a CPU tensor as an array. Strides are kept, nothing is copied."""
+    stand_in = _STAND_INS.get(tensor.dtype)
+    return (tensor.detach() if stand_in is None else tensor.detach().view(stand_in)).numpy()
+
+
+@dataclass(slots=True)
 class NativeCall:
-    """One kernel bound to all its arguments except ``begin`` and ``end``. Keeps arrays and code alive."""
+    """One kernel bound to all its arguments except ``begin`` and ``end``. Keeps arrays and code alive.
+
+    An argument is an array, a tensor, a :class:`FlatArray`, a number, or a tuple of these.
+    """
 
     name: str
     trampoline: int
     kernel: int
-    block: NDArray[np.int64]
-    _keeps: tuple[Any, ...]
+    block: array[int]
+    arguments: tuple[Any, ...]
+    _code: _Code
 
     @classmethod
     def bind(cls, dispatcher: Any, args: tuple[Any, ...]) -> NativeCall:
         """Bind a kernel to its arguments; compiles the kernel for their types if necessary."""
-        key = dispatcher, *map(_kind, args)
+        kinds: list[Any] = [dispatcher]
+        words: list[int] = []
+        _bind(args, kinds, words)
+        key = tuple(kinds)
         code = _codes.get(key)
         if code is None:
             code = _codes[key] = _Code.of(dispatcher, args)
-        words = [word for arg in args for word in _words(arg)]
-        return cls(code.name, code.trampoline, code.kernel, np.array(words, dtype=np.int64), (code, args))
+        return cls(code.name, code.trampoline, code.kernel, array("q", words), args, code)
 
     @property
     def addresses(self) -> tuple[int, int, int]:
         """The addresses of trampoline, kernel and block."""
-        return self.trampoline, self.kernel, self.block.ctypes.data
+        return self.trampoline, self.kernel, self.block.buffer_info()[0]
 
 
 @dataclass(frozen=True)
@@ -61,7 +100,7 @@ class _Code:
     def of(cls, dispatcher: Any, args: tuple[Any, ...]) -> _Code:
         import numba
 
-        signature = (*map(numba.typeof, args), numba.int64, numba.int64)
+        signature = (*map(_type_of, args), numba.int64, numba.int64)
         compiled = dispatcher.overloads.get(signature)
         if compiled is None:
             dispatcher.compile(signature)
@@ -75,26 +114,55 @@ _codes: dict[tuple[Any, ...], _Code] = {}
 """By kernel and kinds of arguments. Numba takes about 10 µs to find the type of one array."""
 
 
-def _kind(arg: Any) -> Any:
-    """Return what the type that numba gives an argument depends on."""
-    if isinstance(arg, np.ndarray):
-        return arg.dtype, arg.ndim, arg.flags.num
-    if isinstance(arg, tuple):
-        return tuple(map(_kind, arg))
-    return type(arg)
+def _bind(args: tuple[Any, ...], kinds: list[Any], words: list[int]) -> None:
+    """Append what the arguments' types in numba depend on, and one word for each value of the kernel's
+    signature. One loop, since a call of Python for each argument takes longer than the rest."""
+    for arg in args:
+        kind = type(arg)
+        if kind is int:
+            kinds.append(int)
+            words.append(arg)
+        elif kind is FlatArray:
+            tensor, size = arg.tensor, arg.num_elements
+            itemsize = tensor.itemsize
+            kinds += FlatArray, tensor.dtype
+            words += 0, 0, size, itemsize, tensor.data_ptr(), size, itemsize
+        elif kind is tuple:
+            kinds += tuple, len(arg)
+            _bind(arg, kinds, words)
+        elif isinstance(arg, torch.Tensor):
+            itemsize, strides = arg.itemsize, arg.stride()
+            kinds += arg.dtype, len(strides), arg.is_contiguous()
+            words += 0, 0, arg.numel(), itemsize, arg.data_ptr(), *arg.shape
+            words += [stride * itemsize for stride in strides]
+        elif isinstance(arg, np.ndarray):
+            kinds += arg.dtype, arg.ndim, arg.flags.num
+            words += 0, 0, arg.size, arg.itemsize, arg.ctypes.data, *arg.shape, *arg.strides
+        else:
+            kinds.append(kind)
+            words.append(_number_word(arg))
 
 
-def _words(arg: Any) -> list[int]:
-    """Return an argument's words, one for each value of the kernel's signature."""
-    if isinstance(arg, np.ndarray):
-        return [0, 0, arg.size, arg.itemsize, arg.ctypes.data, *arg.shape, *arg.strides]
+def _number_word(number: Any) -> int:
+    if isinstance(number, np.float32):
+        return int(_WORD.unpack(_FLOAT.pack(number, 0))[0])
+    if isinstance(number, float):
+        return int(_WORD.unpack(_DOUBLE.pack(number))[0])
+    return int(number)
+
+
+def _type_of(arg: Any) -> Any:
+    """Return an argument's type in numba."""
+    import numba
+
+    if isinstance(arg, FlatArray):
+        return numba.typeof(arg.numpy())
+    if isinstance(arg, torch.Tensor):
+        layout = "C" if arg.is_contiguous() else "A"
+        return numba.typeof(as_array(arg)).copy(layout=layout)
     if isinstance(arg, tuple):
-        return [word for element in arg for word in _words(element)]
-    if isinstance(arg, np.float32):
-        return [int(np.array([arg, 0], dtype=np.float32).view(np.int64)[0])]
-    if isinstance(arg, float):
-        return [int(np.array([arg]).view(np.int64)[0])]
-    return [int(arg)]
+        return numba.types.BaseTuple.from_types(tuple(map(_type_of, arg)))
+    return numba.typeof(arg)
 
 
 @functools.cache

@@ -2,15 +2,18 @@
 
 The list is a table of int64 with one call per row: trampoline, kernel, block
 (:mod:`kernels.cpu.native_call`), number of items, number of shares. Calls are made in order. This thread and
-the helpers claim a call's shares one by one. A helper that the operating system gives no core costs nothing:
-this thread does all shares that no helper has claimed. No Python runs and no lock is taken between two calls.
+the helpers claim a call's shares one by one, this thread from the first one, helpers from the last: so a core
+finds in its cache what it wrote in the calls before. A helper that the operating system gives no core costs
+nothing: this thread does all shares that no helper has claimed. No Python runs and no lock is taken between
+two calls.
 
-To claim a share, a thread reads one word, ``generation << 24 | shares << 12 | next share``, and swaps in its
-successor. The generation changes with every call, so a helper that slept through any number of calls can't
-claim a share of a call that it did not read. Between two calls, while the next call's address is written, the
-word has no share left. Helpers spin between two calls of a list, then yield the core, and after a longer time
-they sleep in a semaphore until a call with shares begins. A thread that makes many calls from Python can keep
-them awake in between: then they spin for longer (:meth:`CpuThreads.awake`).
+To claim a share, a thread reads one word, ``generation << 24 | first << 12 | end``, and swaps in its
+successor, which lacks the first of the shares ``[first, end)`` or the last. The generation changes with every
+call, so a helper that slept through any number of calls can't claim a share of a call that it did not read.
+Between two calls, while the next call's address is written, the word has no share left. Helpers spin between
+two calls of a list, then yield the core, and after a longer time they sleep in a semaphore until a call with
+shares begins. A thread that makes many calls from Python can keep them awake in between: then they spin for
+longer (:meth:`CpuThreads.awake`).
 
 If a helper loses its core while it has a share, this thread has to wait for it. After that it makes calls
 alone for some milliseconds, since sharing gains nothing if all cores are busy. A thread that keeps the
@@ -58,10 +61,12 @@ time."""
 _HELPED, _CONTROL_BYTES = 448, 512
 """Offset of the time in which helpers that are kept awake worked since one last lost its core; size of all
 words."""
-SHARES_A_GRAIN = 8
-"""A share takes about 12 µs. Shares can be this short, since claiming one takes a tenth of a µs."""
+SHARES_A_GRAIN = 16
+"""A share takes about 6 µs. Shares can be this short, since claiming one takes a tenth of a µs."""
+UNSHARED = 2**62
+"""The grain of a call that one thread makes."""
 _SEMAPHORE_BYTES = 64  # more than any C library's sem_t
-_SPINS, _PATIENT_SPINS, _YIELDS = 2**11, 2**16, 700  # a few µs, 100 µs, 300 µs
+_SPINS, _PATIENT_SPINS, _YIELDS = 2**11, 2**16, 3000  # a few µs, 100 µs, 1.3 ms
 """How often a helper without work looks for some before it yields its core: in a list of calls, and between
 calls from Python. How often it yields then, before it sleeps: for longer than this thread's work between
 shared calls. If another process wants the core, it is away for milliseconds after a yield. So this thread too
@@ -90,22 +95,23 @@ def _call_trampoline() -> Any:
 
 @cpu_function
 def _run_share(row, share, shares):
-    """Runs one share of a call. ``row`` is the address of the call's row in its table."""
+    """Runs one of a call's shares. ``row`` is the address of the call's row in its table."""
     items = load_word(row + 8 * ITEMS)
     begin, end = items * share // shares, items * (share + 1) // shares
     _call_trampoline(load_word(row), load_word(row + 8 * KERNEL), load_word(row + 8 * BLOCK), begin, end)
 
 
 @cpu_function
-def _claim_shares(control):
+def _claim_shares(control, from_end):
     """Works on the present call until it has no share left."""
     while True:
         word = load_word(control)
-        share, shares = word & MOST_SHARES, (word >> 12) & MOST_SHARES
-        if share >= shares:
+        first, end = (word >> 12) & MOST_SHARES, word & MOST_SHARES
+        if first >= end:
             return
-        if swap_word(control, word, word + 1) != 0:
-            _run_share(load_word(control + _CALL), share, shares)
+        if swap_word(control, word, word - 1 if from_end else word + (1 << 12)) != 0:
+            row = load_word(control + _CALL)
+            _run_share(row, end - 1 if from_end else first, load_word(row + 8 * SHARES))
             add_to_word(control + _DONE, 1)
 
 
@@ -155,11 +161,11 @@ def _run_calls(table, control, semaphore, sem_post, sched_yield, clock_gettime, 
             store_word(control, generation << 24)  # no shares: no thread claims while the call is written
             store_word(control + _CALL, row)
             store_word(control + _DONE, 0)
-            store_word(control, (generation + 1) << 24 | shares << 12)
+            store_word(control, (generation + 1) << 24 | shares)
             asleep = load_word(control + _ASLEEP)
             if asleep > 0 and swap_word(control + _ASLEEP, asleep, asleep - 1) != 0:
                 call_c(sem_post, semaphore, 0, 0, 0)
-            _claim_shares(control)
+            _claim_shares(control, False)
             _await_shares(control, shares, sched_yield, clock_gettime)
         row += 8 * COLUMNS
 
@@ -176,13 +182,13 @@ def _help(control, semaphore, sem_wait, sched_yield, clock_gettime):
         spins, most_spins = 0, load_word(control + _RUNNING)
         while most_spins != 0:
             word = load_word(control)
-            if word & MOST_SHARES < (word >> 12) & MOST_SHARES:
+            if (word >> 12) & MOST_SHARES < word & MOST_SHARES:
                 if most_spins == _PATIENT_SPINS:
                     began_ns = thread_ns(clock_gettime, room.ctypes.data)
-                    _claim_shares(control)
+                    _claim_shares(control, True)
                     add_to_word(control + _HELPED, thread_ns(clock_gettime, room.ctypes.data) - began_ns)
                 else:
-                    _claim_shares(control)
+                    _claim_shares(control, True)
                 spins = 0
             else:
                 spins += 1
@@ -302,13 +308,23 @@ def cpu_threads() -> CpuThreads:
     return CpuThreads()
 
 
-def table_row(call: NativeCall, num_items: int, num_shares: int) -> tuple[int, ...]:
-    """Returns a call as a row for :meth:`CpuThreads.run`, with up to ``num_shares`` shares."""
-    return *call.addresses, num_items, max(1, min(num_shares, num_items, MOST_SHARES))
+def table_row(call: NativeCall, num_items: int, grain: int) -> tuple[int, ...]:
+    """Returns a call as a row for :meth:`CpuThreads.run`. ``grain`` items take about 100 µs.
+
+    The number of shares is a multiple of the number of threads, so that none waits long for another.
+    """
+    shares, threads = num_items * SHARES_A_GRAIN // grain, kernel_threads()
+    if shares > 1:
+        shares = -(-shares // threads) * threads
+    return *call.addresses, num_items, max(1, min(shares, num_items, MOST_SHARES))
 
 
-def run_shared(dispatcher: Any, num_items: int, grain: int, args: tuple[Any, ...]) -> None:
-    """Makes one call, shared with this process's helpers."""
-    call = NativeCall.bind(dispatcher, args)
-    num_shares = SHARES_A_GRAIN * num_items // grain
-    cpu_threads().run(np.array([table_row(call, num_items, num_shares)], dtype=np.int64))
+def make_call(dispatcher: Any, num_items: int, grain: int, args: tuple[Any, ...]) -> None:
+    """Makes one call, shared with this process's helpers if that pays.
+
+    ``grain`` items take about 100 µs, five times the time of waking a thread. That much is shared if the
+    helpers are awake, twice as much otherwise.
+    """
+    threads, call = cpu_threads(), NativeCall.bind(dispatcher, args)
+    is_long = num_items >= (grain if threads.are_awake else 2 * grain)
+    threads.run(np.array([table_row(call, num_items, grain if is_long else UNSHARED)], dtype=np.int64))

@@ -105,3 +105,10 @@ def aligned(count):
     floats = np.empty(count + _LINE_FLOATS, np.float32)
     first = (-floats.ctypes.data // 4) % _LINE_FLOATS
     return floats[first : first + count]
+
+
+@cpu_function
+def clear_columns(array, first, end, stride, column, count):
+    """Clear ``count`` columns of the rows ``first`` to ``end``, which lie ``stride`` apart."""
+    for row in range(first, end):
+        array[row * stride + column : row * stride + column + count] = 0

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.cpu.jit import as_array
+from kernels.cpu.jit import FlatArray
 from kernels.formats.stochastic_round import NEAREST, StateRounding
 from kernels.gated_delta.gated_delta_chunk_cpu import scan_gates, scan_heads
 from kernels.gated_delta.gated_delta_update import reference_scan
@@ -345,15 +345,15 @@ def _scan_on_cpu(
 ) -> Tensor:  # fmt: skip
     num_tokens, num_heads, value_dim = v.shape
     num_key_heads, key_dim = k.shape[1:]
-    decay, beta = map(as_array, torch.empty(2, num_heads, num_tokens))
+    decay, beta = torch.empty(2, num_heads, num_tokens).unbind()
     scan_gates.parallel_for(
         num_heads,
         1 + _GRAIN_GATES // (1 + num_tokens),
-        *(as_array(t.float()) for t in (a, b, A, dt_bias)),
+        *(t.float() for t in (a, b, A, dt_bias)),
         decay,
         beta,
     )
-    o = torch.zeros(v.shape)
+    o = torch.empty(v.shape)
     scan_heads.parallel_for(
         num_heads,
         1 + _GRAIN_ELEMENTS // (1 + num_tokens * value_dim * key_dim),
@@ -365,7 +365,7 @@ def _scan_on_cpu(
         key_dim,
         value_dim,
         *scan_states(state, segments, rounding),
-        as_array(o.view(-1)),
+        FlatArray(o),
     )
     return o.to(v.dtype)
 

@@ -28,6 +28,7 @@ from kernels.cpu.vector import (
     add,
     aligned,
     broadcast,
+    clear_columns,
     lanes,
     load,
     multiply,
@@ -137,7 +138,7 @@ def scan_heads(
 ):  # fmt: skip
     """Scan all rows of a prefill batch, in order, so that a row may start where another one ended.
 
-    Items ``begin : end`` are value heads. decay and beta are ``[Hv, num_tokens]``; y must be zero at first.
+    Items ``begin : end`` are value heads. decay and beta are ``[Hv, num_tokens]``.
     Queries are normalized to the length ``scale``.
     """
     num_heads, tile, (by_chance, layer_seed, first_head) = decay.shape[0], 2 * lanes(), rounding
@@ -148,9 +149,11 @@ def scan_heads(
     row_size = 2 * num_rows + _ROW_PAD
     packed, h = aligned((most + 2) * row_size), aligned(num_rows * tile)
     kq, scratch = np.empty(most, np.float32), aligned(2 * most * tile)
-    y_stride = num_heads * head_dim
+    y_stride, num_columns = num_heads * head_dim, (end - begin) * head_dim
+    clear_columns(y, bounds[-1], y.shape[0] // y_stride, y_stride, begin * head_dim, num_columns)
     for s in range(read_slots.shape[0]):
         if write_slots[s] == 0:
+            clear_columns(y, bounds[s], bounds[s + 1], y_stride, begin * head_dim, num_columns)
             continue
         first = bounds[s]
         while first < bounds[s + 1]:

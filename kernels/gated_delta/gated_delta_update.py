@@ -33,7 +33,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.cpu.jit import as_array
+from kernels.cpu.jit import FlatArray
 from kernels.formats.stochastic_round import NEAREST, StateRounding
 from kernels.gated_delta.gated_delta_update_cpu import NORM_EPS, update_heads
 from kernels.gpu.tiles import TileRequest, choose
@@ -264,11 +264,11 @@ def _update_on_cpu(
         num_rows * num_heads,
         max(1, _GRAIN_ELEMENTS // (num_positions * value_dim * key_dim)),
         *flat_rows(q, k, v, a, b),
-        *(as_array(t.float()) for t in (A, dt_bias)),
+        *(t.float() for t in (A, dt_bias)),
         *decode_states(state, read_slots, write_slots, seq_lens, rounding),
         np.float32(key_dim**-0.5),
         (num_positions, num_key_heads, key_dim, num_heads, value_dim),
-        as_array(o).ravel(),
+        FlatArray(o),
     )
     return o.to(v.dtype)
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from kernels.cpu.jit import as_array, cpu_jit
+from kernels.cpu.jit import cpu_jit
 
 _GRAIN_ELEMENTS = 2**18  # a thread's minimum share: about 100 µs
 
@@ -33,5 +33,5 @@ def embedding(ids: torch.Tensor, table: torch.Tensor, *, scale: float = 1.0) -> 
         return rows if scale == 1.0 else rows * scale
     out = torch.empty(len(ids), table.shape[1])
     grain = 1 + _GRAIN_ELEMENTS // table.shape[1]
-    _gather.parallel_for(len(ids), grain, as_array(ids), as_array(table), np.float32(scale), as_array(out))
+    _gather.parallel_for(len(ids), grain, ids, table, np.float32(scale), out)
     return out

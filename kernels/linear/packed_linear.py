@@ -21,11 +21,10 @@ import math
 import os
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from kernels.cpu.host_memory import host_empty
-from kernels.cpu.jit import CpuKernel, as_array, as_flat_array, cpu_jit
+from kernels.cpu.jit import CpuKernel, FlatArray, cpu_jit
 from kernels.cpu.threads import kernel_threads
 from kernels.cpu.vector import aligned, lanes
 from kernels.gpu.strides import adjacent
@@ -93,14 +92,14 @@ def panels_like(weight: torch.Tensor, *before: int) -> torch.Tensor:
     return host_empty(math.prod(shape), weight.dtype).view(shape)
 
 
-def as_bytes(panels: torch.Tensor) -> np.ndarray:
+def as_bytes(panels: torch.Tensor) -> FlatArray:
     """Return panels as kernels get them, whatever their dtype is."""
-    return as_array(panels.view(-1).view(torch.uint8))
+    return FlatArray(panels.view(-1).view(torch.uint8))
 
 
 def run_panels(
     kernel: CpuKernel, x: torch.Tensor, panels: torch.Tensor, num_outputs: int, rows_a_read: int,
-    arrays: tuple[np.ndarray, ...], sizes: tuple[int, ...], flags: tuple[int, ...],
+    arrays: tuple[FlatArray, ...], sizes: tuple[int, ...], flags: tuple[int, ...],
 ) -> torch.Tensor:  # fmt: skip
     """Map ``[n, in]`` float32, rows at any stride, with ``panels`` ``[panels, in, PANEL]`` to ``[n, out]``.
 
@@ -120,10 +119,10 @@ def run_panels(
     kernel.parallel_for(
         -(-num_rows // block_rows) * len(panels),
         1 + GRAIN_PRODUCTS // products,
-        as_flat_array(x),
+        FlatArray(x),
         x.stride(0),
         *arrays,
-        as_array(y),
+        y,
         (num_rows, num_inputs, num_outputs, *sizes),
         block_rows,
         kernel_threads(),
@@ -251,5 +250,5 @@ class PackedLinear:
         return y.to(x.dtype)
 
     @functools.cached_property
-    def _arrays(self) -> tuple[np.ndarray, ...]:
-        return as_bytes(self.panels), as_array(self.bias)
+    def _arrays(self) -> tuple[FlatArray, ...]:
+        return as_bytes(self.panels), FlatArray(self.bias)

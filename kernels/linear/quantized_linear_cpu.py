@@ -13,11 +13,10 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from kernels.cpu.host_memory import host_empty
-from kernels.cpu.jit import as_array, cpu_jit
+from kernels.cpu.jit import FlatArray, cpu_jit
 from kernels.cpu.vector import aligned
 from kernels.linear.packed_linear import multiply_panel, padded_bias, partial_sums, run_panels
 from kernels.linear.panel_tile import (
@@ -181,5 +180,5 @@ class PackedQuantizedLinear:
         )
 
     @functools.cached_property
-    def _arrays(self) -> tuple[np.ndarray, ...]:
-        return tuple(as_array(tensor.view(-1)) for tensor in (self.panels, self.scales, self.bias))
+    def _arrays(self) -> tuple[FlatArray, ...]:
+        return tuple(FlatArray(tensor) for tensor in (self.panels, self.scales, self.bias))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.cpu.jit import as_array, cpu_jit
+from kernels.cpu.jit import FlatArray, cpu_jit
 from kernels.cpu.vector import (
     broadcast,
     lanes,
@@ -44,11 +44,11 @@ def moe_combine_cpu(results: torch.Tensor, places: torch.Tensor, weights: torch.
     _combine.parallel_for(
         num_tokens,
         1 + _GRAIN_PRODUCTS // (1 + k * size),
-        as_array(results.contiguous().view(-1)),
-        as_array(places.contiguous().view(-1)),
-        as_array(weights.contiguous().view(-1)),
+        FlatArray(results.contiguous()),
+        FlatArray(places.contiguous()),
+        FlatArray(weights.contiguous()),
         size,
         k,
-        as_array(out.view(-1)),
+        FlatArray(out),
     )
     return out

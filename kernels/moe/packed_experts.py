@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from kernels.cpu.jit import as_array, as_flat_array, cpu_jit
+from kernels.cpu.jit import FlatArray, as_array, cpu_jit
 from kernels.cpu.threads import kernel_threads
 from kernels.cpu.vector import aligned
 from kernels.gpu.strides import adjacent
@@ -117,8 +117,8 @@ class GroupedRows:
         rows, places = torch.empty(num_pairs, size), torch.empty(num_tokens, k, dtype=torch.int64)
         segments = np.empty(3 * (num_experts + num_pairs // most_rows) + 1, np.int64)
         _sort_pairs(
-            as_array(expert_ids.contiguous().view(-1)), k, as_flat_array(x), x.stride(0), size, num_experts,
-            most_rows, as_array(rows.view(-1)), as_array(places.view(-1)), segments, 0, 1,
+            as_array(expert_ids.contiguous().view(-1)), k, FlatArray(x).numpy(), x.stride(0), size,
+            num_experts, most_rows, as_array(rows.view(-1)), as_array(places.view(-1)), segments, 0, 1,
         )  # fmt: skip
         return cls(rows, places, segments[: 3 * int(segments[-1])])
 
@@ -149,10 +149,10 @@ class PackedExperts:
         _multiply_segments.parallel_for(
             num_segments * self.num_panels,
             1 + GRAIN_PRODUCTS // (rows_each * self.num_inputs * panel_width()),
-            as_array(rows.view(-1)),
+            FlatArray(rows),
             *self._arrays,
             segments,
-            as_array(y.view(-1)),
+            FlatArray(y),
             self.num_inputs,
             self.num_outputs,
             kernel_threads(),

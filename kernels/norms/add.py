@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.cpu.jit import as_array, cpu_jit
+from kernels.cpu.jit import FlatArray, cpu_jit
 from kernels.cpu.vector import add as add_lanes
 from kernels.cpu.vector import lanes, load, store
 
@@ -34,5 +34,5 @@ def add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     out = torch.empty_like(x)
     num_rows, width = x.shape
     grain = 1 + _GRAIN_ELEMENTS // width
-    _add.parallel_for(num_rows, grain, as_array(x).ravel(), as_array(y).ravel(), width, as_array(out).ravel())
+    _add.parallel_for(num_rows, grain, FlatArray(x), FlatArray(y), width, FlatArray(out))
     return out

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 
 from kernels.cpu.exp import exp_f32
-from kernels.cpu.jit import CpuKernel, as_array, as_flat_array, cpu_jit
+from kernels.cpu.jit import CpuKernel, FlatArray, cpu_jit
 from kernels.cpu.vector import lanes, load, multiply, multiply_add, silu, splat, store, sum_of
 from kernels.gpu.triton_jit import tl, triton, triton_jit
 
@@ -226,13 +226,13 @@ def _on_cpu(
     kernel.parallel_for(
         num_tokens,
         1 + _GRAIN_ELEMENTS // width,
-        as_flat_array(y),
+        FlatArray(y),
         y.stride(0),
-        as_flat_array(z),
+        FlatArray(z),
         z.stride(0),
-        as_array(weight),
+        weight,
         group_size,
         eps,
-        as_array(out).ravel(),
+        FlatArray(out),
     )
     return out

@@ -16,7 +16,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from kernels.cpu.jit import as_array, cpu_jit
+from kernels.cpu.jit import FlatArray, cpu_jit
 from kernels.cpu.vector import lanes, load, multiply, multiply_add, prefetch, splat, store, sum_of
 from kernels.gpu.strides import adjacent
 from kernels.gpu.triton_jit import tl, triton, triton_jit
@@ -171,10 +171,10 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     _rms_norm_cpu.parallel_for(
         x.numel() // hidden_size,
         1 + _GRAIN_ELEMENTS // hidden_size,
-        as_array(x).ravel(),
-        as_array(weight),
+        FlatArray(x),
+        weight,
         eps,
-        as_array(y).ravel(),
+        FlatArray(y),
     )
     return y
 
@@ -196,12 +196,12 @@ def add_rms_norm(
     _add_rms_norm_cpu.parallel_for(
         x.numel() // hidden_size,
         1 + _GRAIN_ELEMENTS // hidden_size,
-        as_array(x).ravel(),
-        as_array(residual).ravel(),
-        as_array(weight),
+        FlatArray(x),
+        FlatArray(residual),
+        weight,
         eps,
         np.float32(scale),
-        as_array(y).ravel(),
-        as_array(total).ravel(),
+        FlatArray(y),
+        FlatArray(total),
     )
     return y, total

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.exp import exp_f32
-from kernels.cpu.jit import as_array, as_flat_array, cpu_jit
+from kernels.cpu.jit import FlatArray, cpu_jit
 from kernels.cpu.vector import add, divide, exponential, lanes, load, multiply_add, splat, store, subtract
 from kernels.gpu.triton_jit import tl, triton, triton_jit
 
@@ -137,9 +137,9 @@ def sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:
     _sigmoid_gate_cpu.parallel_for(
         len(x),
         1 + _GRAIN_ELEMENTS // (x.shape[1] * x.shape[2]),
-        as_array(x).ravel(),
+        FlatArray(x),
         tuple(x.shape[1:]),
-        as_flat_array(gate),
+        FlatArray(gate),
         gate.stride()[:2],
     )
     return x
@@ -160,9 +160,9 @@ def add_sigmoid_gated(total: Tensor, x: Tensor, gate: Tensor) -> Tensor:
     _add_sigmoid_gated_cpu.parallel_for(
         len(x),
         1 + _GRAIN_ELEMENTS // x.shape[1],
-        as_array(total).ravel(),
-        as_array(x).ravel(),
-        as_array(gate).ravel(),
+        FlatArray(total),
+        FlatArray(x),
+        FlatArray(gate),
         x.shape[1],
     )
     return total

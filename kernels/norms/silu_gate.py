@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from kernels.cpu.exp import exp_f32
-from kernels.cpu.jit import as_array, as_flat_array, cpu_jit
+from kernels.cpu.jit import FlatArray, cpu_jit
 from kernels.cpu.vector import lanes, load, multiply, silu, store
 from kernels.gpu.triton_jit import tl, triton, triton_jit
 
@@ -85,11 +85,11 @@ def silu_gate(y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
     _silu_gate_cpu.parallel_for(
         num_tokens,
         1 + _GRAIN_ELEMENTS // width,
-        as_flat_array(y),
+        FlatArray(y),
         y.stride(0),
-        as_flat_array(z),
+        FlatArray(z),
         z.stride(0),
         width,
-        as_array(out).ravel(),
+        FlatArray(out),
     )
     return out

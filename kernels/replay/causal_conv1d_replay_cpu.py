@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.cpu.jit import as_array, as_flat_array, cpu_jit
+from kernels.cpu.jit import FlatArray, as_array, cpu_jit
 from kernels.cpu.vector import lanes, load, load_3, store_3
 from kernels.replay.kept_inputs import PendingRows
 from kernels.ssm.causal_conv1d_cpu import causal_conv1d_update_cpu
@@ -132,16 +132,16 @@ def _flush(
     _advance_windows.parallel_for(
         len(read_slots),
         _ROWS_A_SHARE,
-        as_flat_array(conv_state),
+        FlatArray(conv_state),
         *conv_state.stride()[:2],
         *conv_state.shape[1:],
         num_positions,
-        as_array(read_slots),
-        as_array(write_slots),
-        as_array(pending.seq_lens),
-        as_flat_array(kept),
+        read_slots,
+        write_slots,
+        pending.seq_lens,
+        FlatArray(kept),
         pending.arrays(kept.shape[1]),
-        as_array(slots),
+        slots,
     )
     return slots
 
@@ -165,13 +165,13 @@ def _replay(
     _keep_inputs.parallel_for(
         num_rows,
         _ROWS_A_SHARE,
-        as_flat_array(inputs),
+        FlatArray(inputs),
         *inputs.stride()[:2],
         num_positions,
         num_channels,
-        as_array(read_slots),
-        as_array(pending.seq_lens),
-        as_flat_array(kept),
+        read_slots,
+        pending.seq_lens,
+        FlatArray(kept),
         pending.arrays(kept.shape[1]),
     )
     return y

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.cpu.jit import as_flat_array
+from kernels.cpu.jit import FlatArray
 from kernels.formats.stochastic_round import NEAREST, StateRounding, round_state, rounding_key
 from kernels.gated_delta.gated_delta_update import advance_tile, reference_step, replay_tile_request
 from kernels.gpu.tiles import choose
@@ -199,9 +199,9 @@ def _flush_on_cpu(
 
 def kept_arrays(
     kept: KeptDeltaInputs, pending: PendingRows
-) -> tuple[tuple[np.ndarray, ...], tuple[object, ...]]:
+) -> tuple[tuple[FlatArray, ...], tuple[object, ...]]:
     """Return a CPU kernel's arguments for kept inputs and pending rows."""
-    return tuple(map(as_flat_array, (kept.k, kept.v, kept.gates))), pending.arrays(kept.places)
+    return tuple(map(FlatArray, (kept.k, kept.v, kept.gates))), pending.arrays(kept.places)
 
 
 def gated_delta_flush(

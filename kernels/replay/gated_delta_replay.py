@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.cpu.jit import as_array
+from kernels.cpu.jit import FlatArray
 from kernels.formats.stochastic_round import NEAREST, StateRounding, round_state, rounding_key
 from kernels.gated_delta.gated_delta_update import (
     advance_tile,
@@ -231,12 +231,12 @@ def _replay_on_cpu(
         num_rows * num_heads,
         max(1, _GRAIN_ELEMENTS // (num_positions * value_dim * key_dim)),
         *flat_rows(q, k, v, a, b),
-        *(as_array(t.float()) for t in (A, dt_bias)),
+        *(t.float() for t in (A, dt_bias)),
         *decode_states(state, read_slots, write_slots, pending.seq_lens, rounding),
         np.float32(key_dim**-0.5),
         (num_positions, num_key_heads, key_dim, num_heads, value_dim),
         *kept_arrays(kept, pending),
-        as_array(o).ravel(),
+        FlatArray(o),
     )
     return o if v.dtype == torch.float32 else o.to(v.dtype)
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.cpu.jit import as_flat_array
+from kernels.cpu.jit import FlatArray
 from kernels.formats.stochastic_round import NEAREST, StateRounding, round_state, rounding_key
 from kernels.gpu.tiles import choose
 from kernels.gpu.triton_jit import tl, triton, triton_jit
@@ -201,9 +201,9 @@ def _flush_on_cpu(
 
 def kept_arrays(
     kept: KeptSsmInputs, pending: PendingRows
-) -> tuple[tuple[np.ndarray, ...], tuple[object, ...]]:
+) -> tuple[tuple[FlatArray, ...], tuple[object, ...]]:
     """Return a CPU kernel's arguments for kept inputs and pending rows."""
-    return tuple(map(as_flat_array, (kept.x, kept.gates, kept.B))), pending.arrays(kept.places)
+    return tuple(map(FlatArray, (kept.x, kept.gates, kept.B))), pending.arrays(kept.places)
 
 
 def selective_state_flush(

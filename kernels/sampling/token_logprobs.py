@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.cpu.jit import as_array
+from kernels.cpu.jit import FlatArray
 from kernels.gpu.triton_jit import tl, triton_jit
 from kernels.sampling.token_logprobs_cpu import logprobs_of_rows
 
@@ -37,7 +37,10 @@ def token_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Ten
     logprobs_of_rows.parallel_for(
         num_rows,
         max(1, _TOKENS_A_THREAD // vocab_size),
-        *map(as_array, (logits.view(-1), token_ids, numbers, integers)),
+        FlatArray(logits),
+        token_ids,
+        numbers,
+        integers,
         vocab_size,
     )
     return numbers, integers

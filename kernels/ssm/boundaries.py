@@ -19,8 +19,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.cpu.jit import as_array
-
 
 class Segments(NamedTuple):
     """The ``G = S + nb`` segments of ``S`` rows with ``nb`` boundaries, in order. Integers are int32.
@@ -47,10 +45,10 @@ class Segments(NamedTuple):
     def num_rows(self) -> int:
         return len(self.write_slots) if self.row_starts is None else len(self.row_starts) - 1
 
-    def as_arrays(self) -> list[np.ndarray]:
+    def as_arguments(self) -> list[Tensor]:
         """Return a CPU kernel's arguments for rows: :meth:`as_rows` and ``num_before`` (zeros if None)."""
         before = torch.zeros_like(self.write_slots) if self.num_before is None else self.num_before
-        return [as_array(tensor.contiguous()) for tensor in (*self.as_rows(), before)]
+        return [tensor.contiguous() for tensor in (*self.as_rows(), before)]
 
     def as_rows(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return an op's arguments for rows; valid only if the op processes the segments in order."""

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from kernels.cpu.exp import exp_f32
-from kernels.cpu.jit import as_array, as_flat_array, cpu_jit
+from kernels.cpu.jit import FlatArray, cpu_jit
 from kernels.cpu.vector import (
     aligned,
     lanes,
@@ -157,23 +157,23 @@ def causal_conv1d_update_cpu(
     _convolve_rows.parallel_for(
         x.shape[0],
         1 + _GRAIN_ELEMENTS // (x.shape[1] * x.shape[2]),
-        as_flat_array(inputs),
+        FlatArray(inputs),
         *inputs.stride()[:2],
         *_filter(weight, bias),
-        as_flat_array(conv_state),
+        FlatArray(conv_state),
         *conv_state.stride()[:2],
-        as_array(read_slots.contiguous()),
-        as_array(write_slots.contiguous()),
-        as_flat_array(y),
+        read_slots.contiguous(),
+        write_slots.contiguous(),
+        FlatArray(y),
     )
     return y if x.dtype == torch.float32 else y.to(x.dtype)
 
 
-def _filter(weight: torch.Tensor, bias: torch.Tensor | None) -> tuple[np.ndarray, np.ndarray]:
-    offset = _no_bias(weight.shape[0]) if bias is None else as_array(bias.float())
-    return as_flat_array(weight.float().contiguous()), offset
+def _filter(weight: torch.Tensor, bias: torch.Tensor | None) -> tuple[FlatArray, FlatArray]:
+    offset = _no_bias(weight.shape[0]) if bias is None else FlatArray(bias.float())
+    return FlatArray(weight.float().contiguous()), offset
 
 
 @functools.cache
-def _no_bias(num_channels: int) -> np.ndarray:
-    return np.zeros(num_channels, np.float32)
+def _no_bias(num_channels: int) -> FlatArray:
+    return FlatArray(torch.zeros(num_channels))

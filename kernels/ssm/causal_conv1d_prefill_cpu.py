@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from kernels.cpu.exp import exp_f32
-from kernels.cpu.jit import as_array, as_flat_array, cpu_jit
-from kernels.cpu.vector import aligned, lanes, load, multiply_add, silu, store
+from kernels.cpu.jit import FlatArray, cpu_jit
+from kernels.cpu.vector import aligned, clear_columns, lanes, load, multiply_add, silu, store
 from kernels.ssm.staged_slots import StagedSlots
 
 _BLOCK_CHANNELS = 16  # a multiple of any vector's width, so that threads' shares don't change the arithmetic
@@ -110,12 +110,6 @@ def _convolve_row(
 
 
 @cpu_jit
-def _clear_rows(y, begin, end, all_channels, channel, num_channels):
-    for t in range(begin, end):
-        y[t * all_channels + channel : t * all_channels + channel + num_channels] = _ZERO
-
-
-@cpu_jit
 def _store_state(
     x, first, token_stride, past, num_tokens, num_past, num_channels, state, offset, channel_stride
 ):
@@ -140,10 +134,10 @@ def _convolve_blocks(
     _transpose(weight, channel * num_taps, num_taps, num_channels, num_taps, taps)
     own_bias = bias[channel : channel + num_channels]
     num_rows = read_slots.shape[0]
-    _clear_rows(y, bounds[num_rows], y.shape[0] // all_channels, all_channels, channel, num_channels)
+    clear_columns(y, bounds[num_rows], y.shape[0] // all_channels, all_channels, channel, num_channels)
     for s in range(num_rows):
         if write_slots[s] == 0:
-            _clear_rows(y, bounds[s], bounds[s + 1], all_channels, channel, num_channels)
+            clear_columns(y, bounds[s], bounds[s + 1], all_channels, channel, num_channels)
             continue
         if bounds[s] == bounds[s + 1]:
             continue
@@ -190,17 +184,17 @@ def causal_conv1d_cpu(
     _convolve_blocks.parallel_for(
         -(-num_channels // _BLOCK_CHANNELS),
         1 + _GRAIN_ELEMENTS // (_BLOCK_CHANNELS * (1 + x.shape[0])),
-        as_flat_array(inputs),
+        FlatArray(inputs),
         inputs.stride(0),
-        as_array(weight.float().reshape(-1)),
+        FlatArray(weight.float().contiguous()),
         num_taps,
-        as_array(offset),
-        as_flat_array(conv_state),
+        offset,
+        FlatArray(conv_state),
         *conv_state.stride()[:2],
-        as_array(cu_seqlens.contiguous()),
-        as_array(read_slots.contiguous()),
-        as_array(write_slots.contiguous()),
-        as_array(has_initial.contiguous()),
-        as_array(y.view(-1)),
+        cu_seqlens.contiguous(),
+        read_slots.contiguous(),
+        write_slots.contiguous(),
+        has_initial.contiguous(),
+        FlatArray(y),
     )
     return y.to(x.dtype)

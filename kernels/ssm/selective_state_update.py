@@ -29,7 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.cpu.jit import as_array, as_flat_array
+from kernels.cpu.jit import FlatArray
 from kernels.formats.stochastic_round import NEAREST, StateRounding
 from kernels.gpu.tiles import TileRequest, choose
 from kernels.gpu.triton_jit import tl, triton, triton_jit
@@ -270,11 +270,11 @@ def _update_on_cpu(
         num_rows * num_heads,
         max(1, _GRAIN_ELEMENTS // (num_positions * head_dim * width)),
         *flat_rows(x, dt, B, C),
-        *(as_array(t.float()) for t in (A, D, dt_bias)),
+        *(t.float() for t in (A, D, dt_bias)),
         *decode_states(ssm_state, read_slots, write_slots, seq_lens, rounding),
         (np.float32(dt_limit[0]), np.float32(dt_limit[1])),
         (num_positions, num_heads, head_dim, num_groups, width),
-        as_flat_array(y),
+        FlatArray(y),
     )
     return y if x.dtype == torch.float32 else y.to(x.dtype)
 

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.cpu.jit import as_array
+from kernels.cpu.jit import FlatArray
 from kernels.formats.stochastic_round import NEAREST, StateRounding
 from kernels.gpu.tiles import TileRequest, choose
 from kernels.gpu.triton_jit import tl, triton, triton_jit
@@ -291,28 +291,28 @@ def _scan_on_cpu(
 ) -> Tensor:  # fmt: skip
     num_tokens, num_heads, head_dim = x.shape
     num_groups, state_dim = B.shape[1:]
-    step, decay = map(as_array, torch.empty(2, num_heads, num_tokens))
+    step, decay = torch.empty(2, num_heads, num_tokens).unbind()
     scan_steps.parallel_for(
         num_heads,
         1 + _GRAIN_STEPS // (1 + num_tokens),
-        *(as_array(t.float()) for t in (dt, dt_bias, A)),
+        *(t.float() for t in (dt, dt_bias, A)),
         (np.float32(dt_limit[0]), np.float32(dt_limit[1])),
         step,
         decay,
     )
-    y = torch.zeros(x.shape)
+    y = torch.empty(x.shape)
     scan_heads.parallel_for(
         num_heads,
         1 + _GRAIN_ELEMENTS // (1 + num_tokens * head_dim * state_dim),
         *flat_rows(x, B, C),
         step,
         decay,
-        as_array(D.float()),
+        D.float(),
         num_groups,
         head_dim,
         state_dim,
         *scan_states(ssm_state, segments, rounding),
-        as_array(y.view(-1)),
+        FlatArray(y),
     )
     return y.to(x.dtype)
 

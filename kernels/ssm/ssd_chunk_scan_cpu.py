@@ -21,6 +21,7 @@ from kernels.cpu.jit import cpu_jit
 from kernels.cpu.vector import (
     aligned,
     broadcast,
+    clear_columns,
     lanes,
     load,
     load_number,
@@ -268,8 +269,7 @@ def scan_heads(
 ):  # fmt: skip
     """Scan all rows of a prefill batch, in order, so that a row may start where an earlier row ended.
 
-    Items ``begin : end`` are heads. step and decay are ``[H, num_tokens]`` for H heads; y must be zero at
-    first.
+    Items ``begin : end`` are heads. step and decay are ``[H, num_tokens]`` for H heads.
     """
     num_heads, tile, (by_chance, layer_seed, first_head) = step.shape[0], 2 * lanes(), rounding
     most = min(_PASS_TOKENS, step.shape[1])
@@ -278,9 +278,11 @@ def scan_heads(
     packed, h = aligned(most * row_size), aligned(num_rows * tile)
     u, tile_y = aligned(most * tile), aligned(most * tile)
     h[:] = _ZERO
-    y_stride = num_heads * head_dim
+    y_stride, num_columns = num_heads * head_dim, (end - begin) * head_dim
+    clear_columns(y, bounds[-1], y.shape[0] // y_stride, y_stride, begin * head_dim, num_columns)
     for s in range(read_slots.shape[0]):
         if write_slots[s] == 0:
+            clear_columns(y, bounds[s], bounds[s + 1], y_stride, begin * head_dim, num_columns)
             continue
         first = bounds[s]
         while first < bounds[s + 1]:

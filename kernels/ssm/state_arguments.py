@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.cpu.jit import as_array, as_flat_array
+from kernels.cpu.jit import FlatArray
 from kernels.formats.stochastic_round import GRID_TOKENS, StateRounding
 from kernels.gpu.strides import adjacent
 from kernels.ssm.boundaries import Segments
@@ -18,7 +18,7 @@ def flat_rows(*operands: Tensor) -> Iterator[Any]:
     """Yield operands for a CPU kernel: each flat in float32, followed by its first strides, at most three."""
     for operand in operands:
         rows = adjacent(operand.float())
-        yield from (as_flat_array(rows), rows.stride()[:3])
+        yield from (FlatArray(rows), rows.stride()[:3])
 
 
 def decode_states(
@@ -26,13 +26,13 @@ def decode_states(
 ) -> tuple[Any, ...]:
     """Return arguments for a CPU kernel: the states that decode rows read and write in place."""
     lengths = read_slots if seq_lens is None else seq_lens
-    slots = map(as_array, (read_slots, write_slots.contiguous(), lengths))
-    return as_flat_array(pool), pool.stride()[:3], *slots, rounding.arguments
+    slots = read_slots, write_slots.contiguous(), lengths
+    return FlatArray(pool), pool.stride()[:3], *slots, rounding.arguments
 
 
 def scan_states(pool: Tensor, segments: Segments, rounding: StateRounding) -> tuple[Any, ...]:
     """Return arguments for a CPU kernel: the states of a prefill's segments."""
-    return as_flat_array(pool), *pool.stride()[:3], *segments.as_arrays(), rounding.arguments
+    return FlatArray(pool), *pool.stride()[:3], *segments.as_arguments(), rounding.arguments
 
 
 def scan_launch(

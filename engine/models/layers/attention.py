@@ -10,7 +10,7 @@ from torch import Tensor
 from engine.checkpoint.mixer_config import AttentionConfig, HeadNormConfig
 from engine.checkpoint.weights import Weights, of_inputs
 from engine.memory.caches import LayerCaches
-from engine.models.batch import Batch
+from engine.models.batch import Batch, joined
 from engine.models.layers.linear import Linear
 from engine.models.layers.qkv_projection import Qkv, QkvProjection
 from engine.parallel.tensor_parallel import TensorParallel
@@ -116,7 +116,7 @@ class Attention:
                 **scales,
             )
             outputs.append(attended)
-        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        return joined(outputs)
 
 
 def _kv_scales(weights: Weights, prefix: str) -> tuple[float, float]:

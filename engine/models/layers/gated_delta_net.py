@@ -22,7 +22,7 @@ from engine.checkpoint.mixer_config import GatedDeltaNetConfig
 from engine.checkpoint.model_shard import GatedDeltaShard
 from engine.checkpoint.weights import Weights, of_inputs, of_outputs
 from engine.memory.caches import KeptInputs, LayerCaches
-from engine.models.batch import Batch, DecodeRows, PrefillRows
+from engine.models.batch import Batch, DecodeRows, PrefillRows, joined
 from engine.models.layers.gated_delta_projection import published_conv_rows, take_projections
 from engine.models.layers.linear import Linear
 from engine.parallel.tensor_parallel import TensorParallel
@@ -105,7 +105,7 @@ class GatedDeltaNet:
             outputs.append(self._decode(vqk[:split], ba[:split], batch.decode, *states, kept, rounding))
         if batch.prefill is not None:
             outputs.append(self._prefill(vqk[split:], ba[split:], batch.prefill, *states, rounding))
-        return outputs[0] if len(outputs) == 1 else torch.cat(outputs), z
+        return joined(outputs), z
 
     def _heads(self, vqk: Tensor, *shape: int) -> tuple[Tensor, Tensor, Tensor]:
         """Split convolved channels into q, k and v, each ``[*shape, heads, head_dim]`` with its own sizes."""

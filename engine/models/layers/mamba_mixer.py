@@ -20,7 +20,7 @@ from engine.checkpoint.mixer_config import MambaConfig
 from engine.checkpoint.model_shard import MambaShard
 from engine.checkpoint.weights import Weights, of_inputs, of_outputs
 from engine.memory.caches import KeptInputs, LayerCaches
-from engine.models.batch import Batch, DecodeRows, PrefillRows
+from engine.models.batch import Batch, DecodeRows, PrefillRows, joined
 from engine.models.layers.gated_norm import GatedNorm
 from engine.models.layers.linear import Linear
 from engine.parallel.tensor_parallel import TensorParallel
@@ -115,7 +115,7 @@ class MambaMixer:
             outputs.append(self._decode(xbc[:split], dt[:split], batch.decode, *states, kept, rounding))
         if batch.prefill is not None:
             outputs.append(self._prefill(xbc[split:], dt[split:], batch.prefill, *states, rounding))
-        return outputs[0] if len(outputs) == 1 else torch.cat(outputs), z
+        return joined(outputs), z
 
     def _decode(
         self,

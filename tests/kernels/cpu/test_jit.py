@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.cpu.jit import as_array, as_flat_array, cpu_jit
+from kernels.cpu.jit import FlatArray, as_array, cpu_jit
 
 
 @cpu_jit
@@ -45,9 +45,9 @@ def test_nan_and_infinity_survive_reordered_sums(bad):
 def test_a_strided_view_is_flat_from_its_first_element_to_its_last():
     base = torch.arange(100.0)
     view = base.as_strided((2, 3, 4), (40, 6, 1), 5)
-    flat = as_flat_array(view)
+    flat = FlatArray(view).numpy()
     assert flat.flags.c_contiguous
     assert (flat[0], flat[-1], len(flat)) == (5.0, view[1, 2, 3].item(), 56)
     flat[0] = -1.0
     assert base[5] == -1.0
-    assert len(as_flat_array(torch.empty(0, 3))) == 0
+    assert len(FlatArray(torch.empty(0, 3)).numpy()) == 0

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.cpu.jit import as_array, as_flat_array, cpu_jit
+from kernels.cpu.jit import FlatArray, as_array, cpu_jit
 from kernels.cpu.vector import lanes, load, load_number, store, store_number
 from kernels.formats.float8 import narrow, to_e4m3, widen
 from kernels.gpu.triton_jit import tl, triton_jit
@@ -42,7 +42,7 @@ def narrowed(way, x):
         x, out = x.to(DEVICE), out.to(DEVICE)
         _narrow_kernel[(len(x) // 16,)](x, out.view(torch.uint8), 1.0, BLOCK=16)
     else:
-        {"vectors": _copy_vectors, "numbers": _copy_numbers}[way](as_array(x), as_flat_array(out))
+        {"vectors": _copy_vectors, "numbers": _copy_numbers}[way](as_array(x), FlatArray(out).numpy())
     return out.cpu()
 
 
@@ -52,7 +52,7 @@ def widened(way, x):
         x, out = x.to(DEVICE), out.to(DEVICE)
         _widen_kernel[(len(x) // 16,)](x.view(torch.uint8), out, BLOCK=16)
     else:
-        {"vectors": _copy_vectors, "numbers": _copy_numbers}[way](as_flat_array(x), as_array(out))
+        {"vectors": _copy_vectors, "numbers": _copy_numbers}[way](FlatArray(x).numpy(), as_array(out))
     return out.cpu()
 
 

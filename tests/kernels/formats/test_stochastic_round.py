@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from kernels.cpu.jit import as_array, as_flat_array, cpu_jit
+from kernels.cpu.jit import FlatArray, as_array, cpu_jit
 from kernels.cpu.vector import lanes, load, rounded, rounded_number, store, store_number
 from kernels.cpu.vector import rounding_key as cpu_rounding_key
 from kernels.formats.stochastic_round import (
@@ -50,7 +50,7 @@ def rounded_by(way, x, rounding, head, position, dtype=torch.bfloat16):
         )
     else:
         kernel = {"vectors": _round_vectors, "numbers": _round_numbers}[way]
-        kernel(as_array(x), as_flat_array(out), int(rounding.is_stochastic), seed, head, position)
+        kernel(as_array(x), FlatArray(out).numpy(), int(rounding.is_stochastic), seed, head, position)
     return out.cpu()
 
 

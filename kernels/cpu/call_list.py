@@ -1,0 +1,87 @@
+"""Kernel calls that are noted instead of made, to be run later without Python between them.
+
+A prompt's step notes some calls, runs them, and notes the next ones (:func:`batched_calls`). So the calls of
+a batch follow each other at once, and the helpers (:mod:`kernels.cpu.threads`) take part in short ones too. A
+:class:`kernels.cpu.graph.CpuGraph` keeps its calls and runs them in every step.
+
+Only calls of :meth:`kernels.cpu.jit.CpuKernel.parallel_for` are noted. What torch or numpy computes in
+between happens before them. Such code calls :func:`kernels.cpu.jit.settle` first, which a graph refuses.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels.cpu.jit import noted
+from kernels.cpu.native_call import NativeCall
+from kernels.cpu.threads import COLUMNS, cpu_threads, table_row
+
+BATCH_CALLS = int(os.environ.get("BC", "16"))
+"""What a batch's calls read and write stays in memory until they have run: two layers' activations or so."""
+
+
+class CallList:
+    """Calls in the order in which they were noted. Keeps alive what they read and write."""
+
+    def __init__(self) -> None:
+        self.calls: list[NativeCall] = []
+        self._rows: list[tuple[int, ...]] = []
+
+    def note(self, dispatcher: Any, num_items: int, grain: int, args: tuple[Any, ...]) -> None:
+        """Adds a call. ``grain`` items take about 100 µs."""
+        call = NativeCall.bind(dispatcher, args)
+        self.calls.append(call)
+        self._rows.append(table_row(call, num_items, grain))
+
+    def table(self) -> NDArray[np.int64]:
+        """Returns the calls for :meth:`kernels.cpu.threads.CpuThreads.run`."""
+        return np.array(self._rows, dtype=np.int64).reshape(-1, COLUMNS)
+
+    def clear(self) -> None:
+        """Forgets all calls."""
+        self.calls.clear()
+        self._rows.clear()
+
+    def settle(self) -> None:
+        """See :class:`kernels.cpu.jit.NotedCalls`."""
+        raise RuntimeError("a result of recorded calls is needed before they have run: replays would lack it")
+
+    @contextmanager
+    def noting(self) -> Generator[None]:
+        """Adds this thread's kernel calls, which are not made."""
+        before, noted.calls = noted.calls, self
+        try:
+            yield
+        finally:
+            noted.calls = before
+
+
+class Batch(CallList):
+    """Calls that are made as soon as there are :data:`BATCH_CALLS`."""
+
+    def note(self, dispatcher: Any, num_items: int, grain: int, args: tuple[Any, ...]) -> None:
+        """Adds a call. ``grain`` items take about 100 µs."""
+        super().note(dispatcher, num_items, grain, args)
+        if len(self.calls) == BATCH_CALLS:
+            self.settle()
+
+    def settle(self) -> None:
+        """Makes all calls."""
+        if self.calls:
+            cpu_threads().run(self.table())
+            self.clear()
+
+
+@contextmanager
+def batched_calls() -> Generator[Batch]:
+    """Runs this thread's kernel calls in batches. All have run at the end."""
+    batch = Batch()
+    with batch.noting():
+        yield batch
+    batch.settle()

@@ -1,0 +1,143 @@
+"""Calls that are noted and made later: in order, with what they need, and before anything needs them."""
+
+import numpy as np
+import pytest
+import torch
+
+from kernels.cpu.call_list import BATCH_CALLS, batched_calls
+from kernels.cpu.graph import CpuGraph
+from kernels.cpu.jit import FlatArray, cpu_jit, settle
+
+
+@cpu_jit
+def _append(sums, number, begin, end):
+    for i in range(begin, end):
+        sums[i] = sums[i] * 10 + number
+
+
+@pytest.fixture
+def sums():
+    return torch.zeros(3)
+
+
+def note(sums, *numbers):
+    for number in numbers:
+        _append.parallel_for(len(sums), 1, sums, np.float32(number))
+
+
+def test_a_batch_makes_its_calls_in_order_at_its_end(sums):
+    with batched_calls():
+        note(sums, 1, 2, 3)
+        assert sums.numpy().tolist() == [0, 0, 0]  # torch would be refused
+    assert sums.tolist() == [123, 123, 123]
+
+
+def test_calls_are_made_before_a_batch_grows_large(sums):
+    with batched_calls():
+        note(sums, *[0] * (BATCH_CALLS - 1), 7)
+        assert sums.tolist() == [7, 7, 7]
+        note(sums, 8)
+    assert sums.tolist() == [78, 78, 78]
+
+
+def test_what_needs_results_gets_them(sums):
+    with batched_calls():
+        note(sums, 4)
+        settle()
+        assert sums.tolist() == [4, 4, 4]
+        note(sums, 5)
+        _append(sums.numpy(), np.float32(6), 0, 3)
+        assert sums.tolist() == [456, 456, 456]
+
+
+def test_a_graph_refuses_to_settle(sums):
+    graph = CpuGraph()
+
+    def read_results():
+        with graph.record():
+            note(sums, 1)
+            settle()
+
+    with pytest.raises(RuntimeError, match="needed before they have run"):
+        read_results()
+    note(sums, 2)
+    assert sums.tolist() == [2, 2, 2]
+
+
+def test_calls_of_a_batch_that_failed_are_not_made(sums):
+    def fail():
+        with batched_calls():
+            note(sums, 1)
+            raise ValueError("midway")
+
+    with pytest.raises(ValueError, match="midway"):
+        fail()
+    note(sums, 2)
+    assert sums.tolist() == [2, 2, 2]
+
+
+def test_memory_that_a_pending_call_writes_is_not_given_to_others():
+    with batched_calls():
+        note(torch.zeros(1 << 16), 1)
+        others = [torch.full((1 << 16,), 5.0) for _ in range(4)]
+    assert all((one == 5.0).all() for one in others)
+
+
+@pytest.mark.parametrize("compute", [lambda x: x + 1, lambda x: x.tolist(), lambda x: torch.cat([x, x])])
+def test_every_test_finds_what_torch_reads_too_early(sums, compute):
+    def read():
+        with batched_calls():
+            note(sums, 1)
+            compute(sums[1:2])
+
+    with pytest.raises(RuntimeError, match="before a call wrote it: settle first"):
+        read()
+
+
+def test_every_test_finds_what_torch_overwrites_too_early(sums):
+    def overwrite():
+        with batched_calls():
+            note(sums, 1)
+            sums.zero_()
+
+    with pytest.raises(RuntimeError, match="zero_ overwrites"):
+        overwrite()
+
+
+def test_torch_may_read_what_calls_read(sums):
+    addend = torch.ones(3)
+    with batched_calls():
+        _add.parallel_for(3, 1, sums, addend)
+        other = addend * 2
+    assert (sums + other).tolist() == [3, 3, 3]
+
+
+@cpu_jit
+def _add(sums, addend, begin, end):
+    for i in range(begin, end):
+        sums[i] += addend[i]
+
+
+@pytest.mark.parametrize("view", ["whole", "columns", "transposed", "flat"])
+def test_tensors_are_passed_like_their_arrays(view):
+    base = torch.arange(12.0).view(3, 4)
+    tensor = {"whole": base, "columns": base[:, 1:3], "transposed": base.T, "flat": FlatArray(base)}[view]
+    found = torch.zeros(16)
+    kernel = _copy_flat if view == "flat" else _copy_rows
+    kernel.parallel_for(1, 1, tensor, found)
+    expected = base.reshape(-1) if view == "flat" else tensor.reshape(-1)
+    assert found[: len(expected)].tolist() == expected.tolist()
+    assert not found[len(expected) :].any()
+
+
+@cpu_jit
+def _copy_rows(x, out, begin, end):
+    for i in range(x.shape[0]):
+        for j in range(x.shape[1]):
+            out[i * x.shape[1] + j] = x[i, j]
+
+
+@cpu_jit
+def _copy_flat(x, out, begin, end):
+    for i in range(x.shape[0]):
+        out[i] = x[i]
