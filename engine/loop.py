@@ -51,7 +51,7 @@ class EngineLoop:
         self._thread = threading.Thread(target=self._run, name="engine")
         self._turn_began_s: float | None = None
         """When the step or event that the thread runs began; None while the thread waits for an event."""
-        engine.bursts.is_wanted = lambda: not self._events.empty()
+        self._wanted = engine.bursts.wanted
         self._step_deadline_s = step_deadline_s
         self._watch: Watch = NoWatch()
         if step_deadline_s:
@@ -63,7 +63,7 @@ class EngineLoop:
 
     def post(self, event: Event) -> None:
         """Runs ``event`` on the engine's thread before its next step. Thread-safe, returns at once."""
-        self._events.put(event)
+        self._put(event)
 
     @property
     def turn_s(self) -> float:
@@ -75,10 +75,14 @@ class EngineLoop:
     def stop(self, timeout_s: float = 10.0) -> None:
         """Ends the thread after the step in progress."""
         self._watch.stop()
-        self._events.put(None)
+        self._put(None)
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             log.error("the engine's thread did not end within %s s", timeout_s)
+
+    def _put(self, event: Event | None) -> None:
+        self._events.put(event)
+        self._wanted.set()
 
     def _run(self) -> None:
         try:
@@ -109,7 +113,10 @@ class EngineLoop:
             try:
                 event = self._events.get(block=wait, timeout=wait_s)
             except queue.Empty:
-                return True
+                self._wanted.clear()
+                if self._events.empty():  # whoever puts an event now sets the flag after that
+                    return True
+                continue
             if event is None:
                 return False
             self._turn_began_s = time.monotonic()

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from engine.config import EngineConfig
+from kernels.cpu.threads import Repeats
 from wire.errors import ConfigError
 
 CPU_INTERVAL_S = 0.01
@@ -52,6 +53,26 @@ def stream_interval(config: EngineConfig, device: torch.device) -> float:
     return interval_s
 
 
+class Wanted:
+    """Whether an event waits for the engine: a request, a cancellation, a transfer's end.
+
+    The flag is one word, so that native code finds it too. Any thread may set it.
+    """
+
+    def __init__(self) -> None:
+        self._word = np.zeros(1, dtype=np.int64)
+        self.address: int = self._word.ctypes.data
+
+    def set(self) -> None:
+        self._word[0] = 1
+
+    def clear(self) -> None:
+        self._word[0] = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._word[0])
+
+
 @dataclass(frozen=True, slots=True)
 class Burst:
     """How long the steps of one plan may go on."""
@@ -59,21 +80,24 @@ class Burst:
     max_steps: int
     until_s: float
     """The time at which no further step begins."""
-    is_wanted: Callable[[], bool]
-    """Whether an event waits for the engine: a request, a cancellation, a transfer's end."""
+    wanted: Wanted
+
+    def repeats(self, num_steps: int) -> Repeats:
+        """Returns the same rule for native code that goes on after ``num_steps``."""
+        return Repeats(self.max_steps - num_steps, self.wanted.address, int(self.until_s * 1e9))
 
     def goes_on(self, num_steps: int, began_s: float) -> bool:
         """Returns whether a step follows after ``num_steps``, the first of which began at ``began_s``.
 
         A step that would end too late by as much as the others took does not begin.
         """
-        if num_steps >= self.max_steps or self.is_wanted():
+        if num_steps >= self.max_steps or self.wanted:
             return False
         now = time.monotonic()
         return now + (now - began_s) / num_steps < self.until_s
 
 
-ONE_STEP = Burst(1, 0.0, lambda: True)
+ONE_STEP = Burst(1, 0.0, Wanted())
 
 
 class Bursts:
@@ -82,11 +106,11 @@ class Bursts:
 
     def __init__(self, interval_s: float) -> None:
         self._interval_s = interval_s
-        self.is_wanted: Callable[[], bool] = lambda: False
+        self.wanted = Wanted()
         """Set by whoever posts events to the engine."""
 
     def begin(self, max_steps: int) -> Burst:
         """Begins a burst of at most ``max_steps`` steps, for which the plan's rows have all memory."""
         if max_steps == 1 or not self._interval_s:
             return ONE_STEP
-        return Burst(min(max_steps, MAX_STEPS), time.monotonic() + self._interval_s, self.is_wanted)
+        return Burst(min(max_steps, MAX_STEPS), time.monotonic() + self._interval_s, self.wanted)

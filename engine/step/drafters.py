@@ -27,6 +27,8 @@ class MtpDrafter:
     computes KV from guessed hidden states; the next step overwrites this KV.
     """
 
+    is_recorded = False
+
     def __init__(
         self,
         model: CausalLM,
@@ -96,6 +98,8 @@ class NgramDrafter:
 
     It searches prompt and answer.
     """
+
+    is_recorded = True
 
     def __init__(
         self, state: RowState, buffers: StepBuffers, *, max_model_len: int, min_n: int, max_n: int

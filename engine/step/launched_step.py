@@ -141,7 +141,8 @@ class LaunchedStep:
     plan: StepPlan
     launched_s: float
     run: StepRun
-    _results: list[Download]
+    _results: Sequence[Download]
+    """Each has ``[steps, rows, T + 3]`` of one or more steps."""
     _drafts: Download | None
     _logprobs: list[RowLogprobs]
     _prompt_logprobs: list[tuple[Request, PromptLogprobs]]
@@ -158,15 +159,15 @@ class LaunchedStep:
         launched_s: float,
         run: StepRun,
         reporting: Collection[int],
-        earlier: Sequence[Download] = (),
+        results: Sequence[Download],
     ) -> LaunchedStep:
         """Queue the copy to the host after the step. ``reporting``: rows that want log-probabilities.
-        ``earlier``: the results of the burst's earlier steps."""
+        ``results``: ``[steps, rows, T + 3]`` of each of the burst's steps, or of several together."""
         return cls(
             plan,
             launched_s,
             run,
-            [*earlier, Download(step.results[: len(plan.rows)])],
+            results,
             _next_drafts(plan, step, state),
             _logprobs(plan, step, tensors) if reporting else [],
             _score_prompts(plan.rows, step, tensors.hidden, model) if reporting else [],
@@ -174,7 +175,7 @@ class LaunchedStep:
 
     @property
     def num_steps(self) -> int:
-        return len(self._results)
+        return sum(len(results.host) for results in self._results)
 
     @property
     def is_followed(self) -> bool:
@@ -197,7 +198,7 @@ class LaunchedStep:
 
     def read(self) -> RowResults:
         """Wait until the device has run the step, and return one result for each of the plan's rows."""
-        found = [results.wait().numpy() for results in self._results]
+        found = [one for results in self._results for one in results.wait().numpy()]
         for request, scored in self._prompt_logprobs:
             request.prompt_logprobs += scored.read()
         reported: dict[int, list[TokenLogprobs]] = {}

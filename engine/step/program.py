@@ -85,6 +85,9 @@ class Step:
 class Drafter(Protocol):
     """Guesses tokens after the newest known token. A wrong guess costs only time."""
 
+    is_recorded: bool
+    """Whether all that it does on a CPU are calls of kernels (:mod:`kernels.cpu.graph`)."""
+
     def fill(self, request: Request) -> None:
         """Prepare for a request that begins to run in its row."""
 
@@ -97,6 +100,8 @@ class Drafter(Protocol):
 
 class NoDrafter:
     """Drafts nothing: each step gives one token."""
+
+    is_recorded = True
 
     def fill(self, request: Request) -> None:
         pass
@@ -151,7 +156,11 @@ class StepProgram:
     def run(self, step: Step, prompts: PromptGraphs | None = None) -> StepTensors:
         """Run everything after ``prepare``. The model's pass is a replay if ``prompts`` are given, which the
         step has to fit."""
-        hidden, decode_logits = self._forward(step, prompts)
+        return self.finish(step, *self._forward(step, prompts))
+
+    def finish(self, step: Step, hidden: Tensor | None, decode_logits: Tensor | None) -> StepTensors:
+        """Run everything after the model's pass, which gave ``hidden`` ``[n, H]`` and ``decode_logits``
+        ``[R, T, V]``."""
         prefill_logits = None
         if decode_logits is not None and step.ends is None:
             token_ids, is_finite = self._sample_decode(step, decode_logits)
@@ -169,6 +178,11 @@ class StepProgram:
         self._sampler.commit(step.rows, step.results, step.accepted, step.needs, forced=step.forced)
         self._drafter.draft(step, hidden)
         return StepTensors(hidden, decode_logits, prefill_logits)
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether :meth:`finish` can be recorded on a CPU, if sampling needs no processing of logits."""
+        return self._drafter.is_recorded
 
     def empty_logits(self, num_rows: int) -> Tensor:
         """Make the tensor to which all graphs write their logits, ``[num_rows, T, V]``."""

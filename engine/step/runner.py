@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -32,6 +33,7 @@ from engine.step.graph import StepGraphs
 from engine.step.launched_step import LaunchedStep, scores_prompt
 from engine.step.passes.prompt_graphs import PromptGraphs
 from engine.step.passes.recorded_forward import RecordedForward
+from engine.step.passes.recorded_steps import RecordedSteps
 from engine.step.program import Drafter, NoDrafter, Step, StepProgram, StepTensors
 from engine.step.row_progress import RowState
 from engine.step.row_table import RowTable
@@ -42,6 +44,14 @@ from wire.messages.sampling_params import MAX_STOP_TOKEN_IDS
 log = logging.getLogger(__name__)
 
 GREEDY = SamplingNeeds()
+
+
+class _Launched(NamedTuple):
+    step: Step
+    tensors: StepTensors
+    run: StepRun
+    results: list[Download]
+    """``[steps, rows, T + 3]`` each"""
 
 
 class StepRunner:
@@ -92,14 +102,18 @@ class StepRunner:
         self._program = StepProgram(
             model, layers, self.state, sampler, accept, self._states.accepted, self._drafter, recorded
         )
+        max_seq_len = capacity.max_model_len + config.num_positions
         self._graphs = StepGraphs(
             self._program,
             self._builder,
             self._buffers,
-            max_seq_len=capacity.max_model_len + config.num_positions,
+            max_seq_len=max_seq_len,
             device=device,
             captures=captures,
         )
+        self._recorded = None
+        if recorded is not None and not capacity.replays:
+            self._recorded = RecordedSteps(self._program, self._builder, recorded, max_seq_len=max_seq_len)
         self._prompts = PromptGraphs(
             model,
             layers,
@@ -205,39 +219,26 @@ class StepRunner:
         self._agreed(shape)
         self._send()
         launched_s = time.monotonic()
-        run: StepRun = "eager"
-        earlier: list[Download] = []
-        rows = plan.rows
         eventful = plan.eventful_rows
         for row in eventful:
             self._rows.extend(row.request)
         self._states.before(eventful)
         idle = {row.request for row in eventful if not row.samples}
-        sampling = [row.request for row in rows if row.request not in idle]
+        sampling = [row.request for row in plan.rows if row.request not in idle]
         needs = self._sampling.needs(sampling)
-        max_seq_len = self._most_tokens(plan.decode_rows)
+        launched: _Launched | None
         if plan.prefill_rows:
-            restless = self._states.restless_rows(plan)
-            self._buffers.load(plan.decode_rows, len(plan.decode_rows), restless)
-            reads_hidden = bool(sampling or self._reporting) or self._always_reads_hidden
-            step = self._builder.mixed_step(plan, needs, max_seq_len=max_seq_len, reads_hidden=reads_hidden)
-            self._checks.compare(plan, step.batch)
-            if self._prompts.fits(step.batch, reads_hidden=reads_hidden):
-                run, tensors = "graph", self._program.run(step, self._prompts)
-            else:
-                tensors = self._program.run(step)
+            launched = self._launch_mixed(plan, needs, reads_hidden=bool(sampling or self._reporting))
         else:
             num_rows = self._buffers.captured(len(plan.decode_rows)) if shape.is_mixed else shape.num_rows
             replays = bool(sampling) and not shape.is_mixed and not scores_prompt(eventful)
-            step, tensors, run = self._launch_decode(
-                plan, needs, max_seq_len, num_rows=num_rows, samples=bool(sampling), replays=replays
-            )
-            while not self._reporting and burst.goes_on(len(earlier) + 1, launched_s):
-                earlier.append(Download(step.results[: len(rows)]))
-                max_seq_len += self._num_positions
-                step = self._builder.decode_step(num_rows, needs, max_seq_len=max_seq_len, samples=True)
-                tensors = self._program.run(step)
+            self._buffers.load(plan.decode_rows, num_rows, self._states.restless_rows(plan))
+            burst = ONE_STEP if self._reporting else burst
+            launched = self._replay(len(plan.rows), num_rows, needs, burst) if replays else None
+            if launched is None:
+                launched = self._launch_decode(plan, needs, num_rows, burst, samples=bool(sampling))
         self._states.after(eventful)
+        step, tensors, run, results = launched
         return LaunchedStep.follow(
             plan,
             step,
@@ -247,7 +248,7 @@ class StepRunner:
             launched_s=launched_s,
             run=run,
             reporting=self._reporting,
-            earlier=earlier,
+            results=results,
         )
 
     def _send(self) -> None:
@@ -270,29 +271,48 @@ class StepRunner:
         """
         self._model.tp.experts.pad_to(shape.num_tokens if shape.is_mixed else None)
 
-    def _launch_decode(
-        self,
-        plan: StepPlan,
-        needs: SamplingNeeds,
-        max_seq_len: int,
-        *,
-        num_rows: int,
-        samples: bool,
-        replays: bool,
-    ) -> tuple[Step, StepTensors, StepRun]:
-        """Launch a step of decode rows; as a CUDA graph only if ``replays`` is True.
-
-        ``replays`` is False if no row samples, or if a row wants log-probabilities of its prompt: graphs do
-        not keep the hidden states. It is False too if the group's step is mixed: no captured graph has the
-        collectives of such a step.
-        """
-        self._buffers.load(plan.decode_rows, num_rows, self._states.restless_rows(plan))
-        replayed = self._graphs.replay(num_rows, needs) if replays else None
-        if replayed is not None:
-            return *replayed, "graph"
-        step = self._builder.decode_step(num_rows, needs, max_seq_len=max_seq_len, samples=samples)
+    def _launch_mixed(self, plan: StepPlan, needs: SamplingNeeds, *, reads_hidden: bool) -> _Launched:
+        """Launch a step with prefill rows."""
+        self._buffers.load(plan.decode_rows, len(plan.decode_rows), self._states.restless_rows(plan))
+        reads_hidden = reads_hidden or self._always_reads_hidden
+        max_seq_len = self._most_tokens(plan.decode_rows)
+        step = self._builder.mixed_step(plan, needs, max_seq_len=max_seq_len, reads_hidden=reads_hidden)
         self._checks.compare(plan, step.batch)
-        return step, self._program.run(step), "graph" if self._program.replays(step) else "eager"
+        fits = self._prompts.fits(step.batch, reads_hidden=reads_hidden)
+        tensors = self._program.run(step, self._prompts if fits else None)
+        return _Launched(step, tensors, "graph" if fits else "eager", [_download(step, len(plan.rows))])
+
+    def _launch_decode(
+        self, plan: StepPlan, needs: SamplingNeeds, num_rows: int, burst: Burst, *, samples: bool
+    ) -> _Launched:
+        """Launch the step whose rows are loaded in the buffers, call by call, and the further steps of a
+        burst."""
+        began_s, results = time.monotonic(), list[Download]()
+        while not results or burst.goes_on(len(results), began_s):
+            max_seq_len = self._most_tokens(plan.decode_rows) + len(results) * self._num_positions
+            step = self._builder.decode_step(num_rows, needs, max_seq_len=max_seq_len, samples=samples)
+            if not results:
+                self._checks.compare(plan, step.batch)
+            tensors = self._program.run(step)
+            results.append(_download(step, len(plan.rows)))
+        return _Launched(step, tensors, "graph" if self._program.replays(step) else "eager", results)
+
+    def _replay(
+        self, num_planned: int, num_rows: int, needs: SamplingNeeds, burst: Burst
+    ) -> _Launched | None:
+        """Replay the step whose rows are loaded in the buffers; None if no graph holds all of it.
+
+        No graph is of a step of a mixed group, whose collectives differ, of one in which no row samples, or
+        of one that scores a prompt: graphs do not keep the hidden states.
+        """
+        if self._recorded is not None:
+            if (found := self._recorded.replay(num_rows, needs, burst)) is None:
+                return None
+            step, tensors, results = found
+            return _Launched(step, tensors, "graph", [Download(results[:, :num_planned])])
+        if (captured := self._graphs.replay(num_rows, needs)) is None:
+            return None
+        return _Launched(*captured, "graph", [_download(captured[0], num_planned)])
 
     def launch_padding(self, shape: StepShape) -> None:
         """Launch a step of padding rows. An idle data-parallel rank runs it while other ranks are busy."""
@@ -303,6 +323,11 @@ class StepRunner:
         if shape.is_mixed or self._graphs.replay(num_rows, GREEDY) is None:
             step = self._builder.decode_step(num_rows, GREEDY, max_seq_len=self._num_positions, samples=True)
             self._program.run(step)
+
+
+def _download(step: Step, num_planned: int) -> Download:
+    """Copy one step's results to the host."""
+    return Download(step.results[None, :num_planned])
 
 
 def _captured_prompts(config: EngineConfig) -> list[int]:

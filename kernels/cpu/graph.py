@@ -24,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 
 from kernels.cpu.call_list import CallList
 from kernels.cpu.native_call import NativeCall
-from kernels.cpu.threads import COLUMNS, ITEMS, cpu_threads
+from kernels.cpu.threads import COLUMNS, ITEMS, Repeats, cpu_threads
 
 
 class CpuGraph:
@@ -33,6 +33,14 @@ class CpuGraph:
     def __init__(self) -> None:
         self._calls: list[NativeCall] = []
         self._table = np.zeros((0, COLUMNS), dtype=np.int64)
+
+    @classmethod
+    def joined(cls, *graphs: CpuGraph) -> CpuGraph:
+        """Makes a graph that replays several, one after the other."""
+        joined = cls()
+        joined._calls = [call for graph in graphs for call in graph._calls]
+        joined._table = np.concatenate([graph._table for graph in graphs])
+        return joined
 
     @contextmanager
     def record(self) -> Generator[None]:
@@ -43,11 +51,11 @@ class CpuGraph:
         self._calls, self._table = calls.calls, calls.table()
         self.replay()
 
-    def replay(self) -> None:
-        """Makes all calls again."""
-        cpu_threads().run(self._table)
+    def replay(self, repeats: Repeats | None = None) -> int:
+        """Makes all calls again, once or more often. Returns how often."""
+        return cpu_threads().run(self._table, repeats)
 
-    def calls(self) -> Iterator[tuple[str, Callable[[], None]]]:
+    def calls(self) -> Iterator[tuple[str, Callable[[], object]]]:
         """Yields each call alone, with its kernel's name and number of items, for measuring their times."""
         for call, row in zip(self._calls, self._table, strict=True):
             name = call.name.strip("_").removesuffix("_cpu")

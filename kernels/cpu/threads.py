@@ -30,7 +30,7 @@ import logging
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -171,6 +171,22 @@ def _run_calls(table, control, semaphore, sem_post, sched_yield, clock_gettime, 
 
 
 @cpu_function
+def _repeat_calls(
+    table, control, semaphore, sem_post, sched_yield, clock_gettime, is_shared, most_runs, stop, until_ns
+):
+    """Makes all calls up to ``most_runs`` times, and returns how often. See :class:`Repeats`."""
+    began_ns, runs = monotonic_ns(clock_gettime, control + _TIME), 0
+    while True:
+        _run_calls(table, control, semaphore, sem_post, sched_yield, clock_gettime, is_shared)
+        runs += 1
+        if runs >= most_runs or load_word(stop) != 0:
+            return runs
+        now_ns = monotonic_ns(clock_gettime, control + _TIME)
+        if now_ns + (now_ns - began_ns) // runs >= until_ns:
+            return runs
+
+
+@cpu_function
 def _help(control, semaphore, sem_wait, sched_yield, clock_gettime):
     """The main loop of a helper."""
     room = np.empty(2, dtype=np.int64)
@@ -197,6 +213,17 @@ def _help(control, semaphore, sem_wait, sched_yield, clock_gettime):
                 if spins > most_spins + _YIELDS:
                     break  # no work for a helper for this long: sleep until a call with shares
             most_spins = load_word(control + _RUNNING)
+
+
+class Repeats(NamedTuple):
+    """How often to make the calls of a table."""
+
+    most_runs: int
+    stop: int
+    """Address of an int64. The calls are not made again if it is not 0."""
+    until_ns: int
+    """The calls are not made again if they would end after this time of :func:`time.monotonic_ns`. They are
+    expected to take as long as the others did on average."""
 
 
 _num_threads: list[int] = []
@@ -265,22 +292,22 @@ class CpuThreads:
         """Whether this thread has the helpers, so that it need not wake them for a call."""
         return self._user == threading.get_ident()
 
-    def run(self, table: NDArray[np.int64]) -> None:
-        """Makes all calls of a table, without the helpers if another thread uses them."""
+    def run(self, table: NDArray[np.int64], repeats: Repeats | None = None) -> int:
+        """Makes all calls of a table, without the helpers if another thread uses them. Returns how often."""
         num_helpers = min(kernel_threads() - 1, int(table[:, SHARES].max()) - 1)
         if num_helpers <= 0:
-            self._run(table, False)
-            return
+            return self._run(table, False, repeats)
         with self.awake(_SPINS) as has_helpers:
             if has_helpers:
                 self._hire(num_helpers)
-            self._run(table, has_helpers)
+            return self._run(table, has_helpers, repeats)
 
-    def _run(self, table: NDArray[np.int64], is_shared: bool) -> None:
-        semaphore = ctypes.addressof(self._semaphore)
-        _run_calls.dispatcher(
-            table, self._address, semaphore, self._post, self._yield, self._clock, is_shared
-        )
+    def _run(self, table: NDArray[np.int64], is_shared: bool, repeats: Repeats | None) -> int:
+        words = self._address, ctypes.addressof(self._semaphore)
+        functions = self._post, self._yield, self._clock
+        most_runs, stop, until_ns = repeats or (1, self._address, 0)
+        runs = _repeat_calls.dispatcher(table, *words, *functions, is_shared, most_runs, stop, until_ns)
+        return int(runs)
 
     def _hire(self, num_helpers: int) -> None:
         while len(self._helpers) < num_helpers:

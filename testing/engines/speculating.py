@@ -213,6 +213,8 @@ class ScriptedDrafter:
     | mixed | any number of right drafts, a wrong one, then any; sometimes fewer drafts than allowed |
     """
 
+    is_recorded = False
+
     def __init__(
         self, engine: Engine, texts: Sequence[Sequence[int]], style: str, wrong_id: int | None
     ) -> None:

@@ -183,10 +183,11 @@ def recorded(engine):
     """A list that fills with copies of the steps to come, each with its rows' own slots, ``[M, T]``."""
     program, steps = engine._runner._program, []
     compute = program.run
+    engine._runner._recorded = None  # a whole recorded step shows nothing
 
-    def run_and_record(step):
+    def run_and_record(step, prompts=None):
         launched, own = deepcopy(step), engine._runner._rows.slots[step.rows.numpy()]
-        tensors = compute(step)
+        tensors = compute(step, prompts)
         steps.append((replace(launched, accepted=step.accepted.clone()), own))
         return tensors
 

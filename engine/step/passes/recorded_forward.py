@@ -66,8 +66,16 @@ class RecordedForward:
         else:
             assert recorded.batch.input_ids.data_ptr() == batch.input_ids.data_ptr()
             recorded.graph.replay()
-            self._model.tp.transport.check()
+            self.check()
         return recorded.hidden, recorded.logits
+
+    def check(self) -> None:
+        """Raise :class:`wire.errors.GroupLostError` if the last results are undefined: a rank is gone."""
+        self._model.tp.transport.check()
+
+    def graph(self, num_rows: int, num_positions: int) -> CpuGraph:
+        """Return the recording for so many rows and positions, which have run before."""
+        return self._recorded[num_rows, num_positions].graph
 
     def _record(self, batch: Batch) -> _Recorded:
         graph = CpuGraph()

@@ -132,21 +132,17 @@ def test_blocks_are_given_ahead_only_while_a_quarter_of_them_is_free(bundled_mod
 
 
 def test_an_event_ends_a_burst(bundled_model):
-    """A request that comes during a burst waits for one step, not for the burst."""
+    """A request that comes before a burst waits for one step, not for the burst."""
     engine = make_engine(bundled_model, LONG_S)
     engine.add(ask("running"))
     while not engine.step().outputs:
         pass
-    asked = 0
-
-    def is_wanted():
-        nonlocal asked
-        asked += 1
-        return asked == 3
-
-    engine.bursts.is_wanted = is_wanted
+    engine.bursts.wanted.set()
     (output,) = engine.step().outputs
-    assert len(output.token_ids) == 3
+    assert len(output.token_ids) == 1
+    engine.bursts.wanted.clear()
+    (output,) = engine.step().outputs
+    assert len(output.token_ids) == MAX_STEPS
     engine.cancel("running")
     assert_nothing_is_owned(engine)
 
@@ -154,9 +150,11 @@ def test_an_event_ends_a_burst(bundled_model):
 def test_the_loop_says_that_an_event_waits(bundled_model):
     engine = make_engine(bundled_model, LONG_S)
     loop = EngineLoop(engine, on_step=lambda result: None, on_fatal=lambda error: None)
-    assert not engine.bursts.is_wanted()
+    assert not engine.bursts.wanted
     loop.post(lambda: None)
-    assert engine.bursts.is_wanted()
+    assert engine.bursts.wanted
+    loop._handle_events(wait=False, wait_s=None)
+    assert not engine.bursts.wanted
 
 
 def test_tokens_of_a_burst_count_with_the_time_between_messages(bundled_model):

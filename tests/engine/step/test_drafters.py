@@ -43,6 +43,8 @@ def models(bundled_model, tmp_path_factory):
 class Recorder:
     """In the place of an engine's drafter: notes what that drafts, and may put other drafts over it."""
 
+    is_recorded = False
+
     def __init__(self, engine, over=None):
         runner = engine._runner
         self.drafts: dict[tuple[str, int], list[int]] = {}

@@ -122,9 +122,9 @@ class Guard:
         with NothingIsRead(), NothingWaits():
             return self._prepare(num_rows, max_seq_len=max_seq_len)
 
-    def run(self, step):
+    def run(self, step, prompts=None):
         if step.ends is not None:
-            return self._run(step)
+            return self._run(step, prompts)
         self._note_addresses(step)
         with NothingIsRead(), NothingWaits() as mode:
             tensors = self._run(step)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import threading
+import time
 
+import numpy as np
 import pytest
 import torch
 
 from kernels.cpu.graph import CpuGraph
+from kernels.cpu.jit import cpu_jit
+from kernels.cpu.threads import Repeats
 from kernels.linear.packed_linear import PackedLinear
 from kernels.norms.rms_norm import add_rms_norm, rms_norm
 
@@ -122,3 +126,71 @@ def test_nothing_is_recorded_behind_the_end():
         rms_norm(x, weight, 1e-5)
     rms_norm(x, weight, 1e-5)
     assert len(graph) == 1
+
+
+@cpu_jit
+def _count_runs(runs, stop_after, stop, sleep, begin, end):
+    runs[0] += 1
+    if runs[0] == stop_after:
+        stop[0] = 1
+    total = 0.0
+    for i in range(sleep):
+        total += np.sqrt(np.float64(i))
+    runs[1] = int(total)
+
+
+def counting_graph(stop_after, *, sleep=0):
+    """A graph of one call, the number of its runs, and the word that stops it after so many."""
+    runs, stop = np.zeros(2, np.int64), np.zeros(1, np.int64)
+    graph = CpuGraph()
+    with graph.record():
+        _count_runs.parallel_for(1, 1, runs, stop_after, stop, sleep)
+    runs[0] = 0
+    return graph, runs, stop
+
+
+FAR_NS = 2**62
+
+
+def test_a_graph_is_replayed_as_often_as_asked():
+    graph, runs, stop = counting_graph(0)
+    assert graph.replay(Repeats(5, stop.ctypes.data, FAR_NS)) == 5
+    assert runs[0] == 5
+    assert graph.replay() == 1
+    assert runs[0] == 6
+
+
+def test_a_word_ends_the_replays():
+    graph, runs, stop = counting_graph(3)
+    assert graph.replay(Repeats(8, stop.ctypes.data, FAR_NS)) == 3
+    assert runs[0] == 3
+    assert graph.replay(Repeats(8, stop.ctypes.data, FAR_NS)) == 1, "it was set before"
+
+
+def test_replays_end_before_their_time_has_passed():
+    graph, _, stop = counting_graph(0, sleep=1_000_000)
+    began_ns = time.monotonic_ns()
+    graph.replay()
+    each_ns = time.monotonic_ns() - began_ns
+    assert graph.replay(Repeats(1000, stop.ctypes.data, time.monotonic_ns() + 8 * each_ns)) < 100
+    assert graph.replay(Repeats(1000, stop.ctypes.data, 0)) == 1
+
+
+def test_joined_graphs_run_one_after_the_other():
+    x = torch.zeros(4)
+    first, second = CpuGraph(), CpuGraph()
+    with first.record():
+        _add_then_double.parallel_for(4, 1, x, np.float32(1), np.float32(1))
+    with second.record():
+        _add_then_double.parallel_for(4, 1, x, np.float32(0), np.float32(2))
+    joined = CpuGraph.joined(first, second)
+    assert x.tolist() == [2] * 4
+    joined.replay()
+    assert x.tolist() == [6] * 4
+    assert len(joined) == 2
+
+
+@cpu_jit
+def _add_then_double(x, addend, factor, begin, end):
+    for i in range(begin, end):
+        x[i] = (x[i] + addend) * factor
