@@ -1,4 +1,4 @@
-"""Decode steps replayed as CUDA graphs. :mod:`engine.step.passes.recorded_steps` does the same on a CPU.
+"""Decode steps replayed as CUDA graphs. :mod:`engine.step.recorded_steps` does the same on a CPU.
 
 There is one graph for each captured batch size and each kind of sampling in :data:`CAPTURED`: greedy
 batches, for example, skip the race. A graph holds a whole step: all that

@@ -33,8 +33,8 @@ from engine.step.graph import StepGraphs
 from engine.step.launched_step import LaunchedStep, scores_prompt
 from engine.step.passes.prompt_graphs import PromptGraphs
 from engine.step.passes.recorded_forward import RecordedForward
-from engine.step.passes.recorded_steps import RecordedSteps
 from engine.step.program import Drafter, NoDrafter, Step, StepProgram, StepTensors
+from engine.step.recorded_steps import RecordedSteps
 from engine.step.row_progress import RowState
 from engine.step.row_table import RowTable
 from telemetry.engine_metrics import StepRun

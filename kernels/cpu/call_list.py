@@ -10,7 +10,6 @@ between happens before them. Such code calls :func:`kernels.cpu.jit.settle` firs
 
 from __future__ import annotations
 
-import os
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
@@ -20,9 +19,9 @@ from numpy.typing import NDArray
 
 from kernels.cpu.jit import noted
 from kernels.cpu.native_call import NativeCall
-from kernels.cpu.threads import COLUMNS, cpu_threads, table_row
+from kernels.cpu.threads import COLUMNS, MOST_OFFERED, cpu_threads, table_row
 
-BATCH_CALLS = int(os.environ.get("BC", "16"))
+BATCH_CALLS = MOST_OFFERED
 """What a batch's calls read and write stays in memory until they have run: two layers' activations or so."""
 
 
@@ -63,25 +62,46 @@ class CallList:
 
 
 class Batch(CallList):
-    """Calls that are made as soon as there are :data:`BATCH_CALLS`."""
+    """Calls that are made as soon as there are :data:`BATCH_CALLS`, or before.
+
+    If this thread keeps helpers awake, one of them makes calls while this thread notes the next ones.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._are_offered = cpu_threads().are_awake
 
     def note(self, dispatcher: Any, num_items: int, grain: int, args: tuple[Any, ...]) -> None:
         """Adds a call. ``grain`` items take about 100 µs."""
         super().note(dispatcher, num_items, grain, args)
+        if self._are_offered:
+            cpu_threads().offer(self._rows[-1])
         if len(self.calls) == BATCH_CALLS:
             self.settle()
 
     def settle(self) -> None:
         """Makes all calls."""
-        if self.calls:
-            cpu_threads().run(self.table())
-            self.clear()
+        num_made = self._withdraw()
+        if num_made < len(self.calls):
+            cpu_threads().run(self.table()[num_made:])
+        self.clear()
+
+    def drop(self) -> None:
+        """Forgets all calls. No thread makes one of them any more."""
+        self._withdraw()
+        self.clear()
+
+    def _withdraw(self) -> int:
+        return cpu_threads().withdraw() if self._are_offered and self.calls else 0
 
 
 @contextmanager
 def batched_calls() -> Generator[Batch]:
     """Runs this thread's kernel calls in batches. All have run at the end."""
     batch = Batch()
-    with batch.noting():
-        yield batch
-    batch.settle()
+    try:
+        with batch.noting():
+            yield batch
+        batch.settle()
+    finally:
+        batch.drop()

@@ -20,9 +20,11 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+
 from kernels.cpu.compiler import CpuFunction
-from kernels.cpu.native_call import FlatArray, as_array
-from kernels.cpu.threads import make_call
+from kernels.cpu.native_call import FlatArray, NativeCall, as_array
+from kernels.cpu.threads import UNSHARED, cpu_threads, table_row
 
 __all__ = ["CpuKernel", "FlatArray", "as_array", "cpu_jit", "noted", "settle"]
 
@@ -40,8 +42,11 @@ class CpuKernel(CpuFunction):
             return
         if noted.calls is not None:
             noted.calls.note(self.dispatcher, num_items, grain, args)
-        else:
-            make_call(self.dispatcher, num_items, grain, args)
+            return
+        threads, call = cpu_threads(), NativeCall.bind(self.dispatcher, args)
+        # To wake a thread takes 20 µs.
+        is_long = num_items >= (grain if threads.are_awake else 2 * grain)
+        threads.run(np.array([table_row(call, num_items, grain if is_long else UNSHARED)], dtype=np.int64))
 
     def __call__(self, *args: Any) -> None:
         settle()

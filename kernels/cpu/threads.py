@@ -15,6 +15,10 @@ two calls of a list, then yield the core, and after a longer time they sleep in 
 shares begins. A thread that makes many calls from Python can keep them awake in between: then they spin for
 longer (:meth:`CpuThreads.awake`).
 
+Such a thread can also offer its calls one by one. A helper makes them while the thread does other work, until
+it comes back to make the rest itself, together with the helpers. Only one thread at a time begins calls:
+either the thread that has the helpers, or the helper that makes offered calls.
+
 If a helper loses its core while it has a share, this thread has to wait for it. After that it makes calls
 alone for some milliseconds, since sharing gains nothing if all cores are busy. A thread that keeps the
 helpers awake does so only if they have worked for less time than it had to wait. So a prompt keeps both cores
@@ -58,11 +62,14 @@ _CALL, _DONE, _RUNNING, _STOPPED, _ASLEEP, _ALONE, _PENALTY, _TIME = 64, 128, 19
 helpers spin without work (0: none are wanted), whether the process ends, number of helpers asleep, time until
 which this thread makes calls alone, how long it will do so after the next such wait, and room for the clock's
 time."""
-_HELPED, _CONTROL_BYTES = 448, 512
-"""Offset of the time in which helpers that are kept awake worked since one last lost its core; size of all
-words."""
+_HELPED = 448
+"""Offset of the time in which helpers that are kept awake worked since one last lost its core."""
+_OFFERED, _TAKEN, _AHEAD, _ENDED, _CONTROL_BYTES = 512, 576, 584, 640, 704
+"""Offsets of words for calls that are offered one by one (:meth:`CpuThreads.offer`): how many there are, how
+many have been made, whether a helper makes them, and whether it must not make more. Size of all words."""
 SHARES_A_GRAIN = 16
 """A share takes about 6 µs. Shares can be this short, since claiming one takes a tenth of a µs."""
+MOST_OFFERED = 16
 UNSHARED = 2**62
 """The grain of a call that one thread makes."""
 _SEMAPHORE_BYTES = 64  # more than any C library's sem_t
@@ -116,14 +123,15 @@ def _claim_shares(control, from_end):
 
 
 @cpu_function
-def _await_shares(control, shares, sched_yield, clock_gettime):
-    """Waits for the helpers' shares. If a helper lost its core, decides whether this thread goes on alone."""
+def _await(control, word, value, sched_yield, clock_gettime):
+    """Waits until helpers have brought a word to a value. If a helper lost its core, decides whether this
+    thread goes on alone."""
     most_spins = load_word(control + _RUNNING)
     for _ in range(most_spins):
-        if load_word(control + _DONE) == shares:
+        if load_word(word) == value:
             return
     began_ns = monotonic_ns(clock_gettime, control + _TIME)
-    while load_word(control + _DONE) < shares:
+    while load_word(word) != value:
         call_c(sched_yield, 0, 0, 0, 0)
     penalty_ns, now_ns = load_word(control + _PENALTY), monotonic_ns(clock_gettime, control + _TIME)
     waited_ns = now_ns - began_ns
@@ -150,6 +158,25 @@ def _is_alone(control, clock_gettime):
 
 
 @cpu_function
+def _publish(row, control, shares, semaphore, sem_post):
+    """Lets all threads claim shares of a call."""
+    generation = (load_word(control) >> 24) + 1
+    store_word(control, generation << 24)  # no shares: no thread claims while the call is written
+    store_word(control + _CALL, row)
+    store_word(control + _DONE, 0)
+    store_word(control, (generation + 1) << 24 | shares)
+    _wake(control, semaphore, sem_post)
+
+
+@cpu_function
+def _wake(control, semaphore, sem_post):
+    """Wakes a helper if one is asleep."""
+    asleep = load_word(control + _ASLEEP)
+    if asleep > 0 and swap_word(control + _ASLEEP, asleep, asleep - 1) != 0:
+        call_c(sem_post, semaphore, 0, 0, 0)
+
+
+@cpu_function
 def _run_calls(table, control, semaphore, sem_post, sched_yield, clock_gettime, is_shared):
     row = table.ctypes.data
     for i in range(table.shape[0]):
@@ -157,17 +184,54 @@ def _run_calls(table, control, semaphore, sem_post, sched_yield, clock_gettime, 
         if shares == 1 or not is_shared or _is_alone(control, clock_gettime):
             _run_share(row, 0, 1)
         else:
-            generation = (load_word(control) >> 24) + 1
-            store_word(control, generation << 24)  # no shares: no thread claims while the call is written
-            store_word(control + _CALL, row)
-            store_word(control + _DONE, 0)
-            store_word(control, (generation + 1) << 24 | shares)
-            asleep = load_word(control + _ASLEEP)
-            if asleep > 0 and swap_word(control + _ASLEEP, asleep, asleep - 1) != 0:
-                call_c(sem_post, semaphore, 0, 0, 0)
+            _publish(row, control, shares, semaphore, sem_post)
             _claim_shares(control, False)
-            _await_shares(control, shares, sched_yield, clock_gettime)
+            _await(control, control + _DONE, shares, sched_yield, clock_gettime)
         row += 8 * COLUMNS
+
+
+@cpu_function
+def _offer(control, number, semaphore, sem_post, clock_gettime):
+    """Tells the helpers that there are ``number`` calls now."""
+    if not _is_alone(control, clock_gettime):
+        store_word(control + _OFFERED, number)
+        _wake(control, semaphore, sem_post)
+
+
+@cpu_function
+def _run_ahead(table, control, semaphore, sem_post, sched_yield):
+    """Makes offered calls on a helper until there are no more, or another thread takes over."""
+    while load_word(control + _ENDED) == 0:
+        number = load_word(control + _TAKEN)
+        if number >= load_word(control + _OFFERED):
+            break
+        row = table + number * 8 * COLUMNS
+        shares = load_word(row + 8 * SHARES)
+        if shares == 1:
+            _run_share(row, 0, 1)
+        else:
+            _publish(row, control, shares, semaphore, sem_post)
+            _claim_shares(control, True)
+            while load_word(control + _DONE) < shares:
+                call_c(sched_yield, 0, 0, 0, 0)
+        store_word(control + _TAKEN, number + 1)
+    store_word(control + _AHEAD, 0)
+
+
+@cpu_function
+def _take_over(control, sched_yield, clock_gettime):
+    """Ends a helper's run ahead, taking part in the call that it makes. Returns how many calls it made."""
+    store_word(control + _ENDED, 1)
+    for _ in range(load_word(control + _RUNNING)):
+        _claim_shares(control, False)
+        if load_word(control + _AHEAD) == 0:
+            break
+    _await(control, control + _AHEAD, 0, sched_yield, clock_gettime)
+    number = load_word(control + _TAKEN)
+    store_word(control + _OFFERED, 0)
+    store_word(control + _TAKEN, 0)
+    store_word(control + _ENDED, 0)
+    return number
 
 
 @cpu_function
@@ -175,19 +239,27 @@ def _repeat_calls(
     table, control, semaphore, sem_post, sched_yield, clock_gettime, is_shared, most_runs, stop, until_ns
 ):
     """Makes all calls up to ``most_runs`` times, and returns how often. See :class:`Repeats`."""
-    began_ns, runs = monotonic_ns(clock_gettime, control + _TIME), 0
+    room = np.empty(2, dtype=np.int64)  # threads without helpers are here too
+    began_ns, runs = monotonic_ns(clock_gettime, room.ctypes.data), 0
     while True:
         _run_calls(table, control, semaphore, sem_post, sched_yield, clock_gettime, is_shared)
         runs += 1
         if runs >= most_runs or load_word(stop) != 0:
             return runs
-        now_ns = monotonic_ns(clock_gettime, control + _TIME)
+        now_ns = monotonic_ns(clock_gettime, room.ctypes.data)
         if now_ns + (now_ns - began_ns) // runs >= until_ns:
             return runs
 
 
 @cpu_function
-def _help(control, semaphore, sem_wait, sched_yield, clock_gettime):
+def _is_offered(control):
+    """Returns whether there are calls that no thread makes."""
+    is_open = load_word(control + _AHEAD) == 0 and load_word(control + _ENDED) == 0
+    return is_open and load_word(control + _TAKEN) < load_word(control + _OFFERED)
+
+
+@cpu_function
+def _help(control, offered, semaphore, sem_wait, sem_post, sched_yield, clock_gettime):
     """The main loop of a helper."""
     room = np.empty(2, dtype=np.int64)
     while True:
@@ -205,6 +277,11 @@ def _help(control, semaphore, sem_wait, sched_yield, clock_gettime):
                     add_to_word(control + _HELPED, thread_ns(clock_gettime, room.ctypes.data) - began_ns)
                 else:
                     _claim_shares(control, True)
+                spins = 0
+            elif _is_offered(control) and swap_word(control + _AHEAD, 0, 1) != 0:
+                began_ns = thread_ns(clock_gettime, room.ctypes.data)
+                _run_ahead(offered, control, semaphore, sem_post, sched_yield)
+                add_to_word(control + _HELPED, thread_ns(clock_gettime, room.ctypes.data) - began_ns)
                 spins = 0
             else:
                 spins += 1
@@ -246,6 +323,8 @@ class CpuThreads:
         self._control = np.zeros(_CONTROL_BYTES // 8 + 8, dtype=np.int64)
         self._address = -(-self._control.ctypes.data // 64) * 64
         self._set(_PENALTY, _LEAST_ALONE_NS)
+        self._offered = np.zeros((MOST_OFFERED, COLUMNS), dtype=np.int64)
+        self._num_offered = 0
         self._semaphore = ctypes.create_string_buffer(_SEMAPHORE_BYTES)
         self._libc = ctypes.CDLL(None)
         names = "sched_yield", "sem_wait", "sem_post", "clock_gettime"
@@ -292,6 +371,24 @@ class CpuThreads:
         """Whether this thread has the helpers, so that it need not wake them for a call."""
         return self._user == threading.get_ident()
 
+    def offer(self, row: tuple[int, ...]) -> None:
+        """Takes a call that a helper may make while this thread, which keeps helpers awake, does other work.
+
+        Calls are made in order. There can be :data:`MOST_OFFERED` of them until :meth:`withdraw`.
+        """
+        assert self.are_awake
+        self._hire(kernel_threads() - 1)
+        self._offered[self._num_offered] = row
+        self._num_offered += 1
+        semaphore = ctypes.addressof(self._semaphore)
+        _offer.dispatcher(self._address, self._num_offered, semaphore, self._post, self._clock)
+
+    def withdraw(self) -> int:
+        """Waits for the offered call that a helper makes, and takes part in it. Returns how many calls have
+        been made. No helper makes the others."""
+        self._num_offered = 0
+        return int(_take_over.dispatcher(self._address, self._yield, self._clock))
+
     def run(self, table: NDArray[np.int64], repeats: Repeats | None = None) -> int:
         """Makes all calls of a table, without the helpers if another thread uses them. Returns how often."""
         num_helpers = min(kernel_threads() - 1, int(table[:, SHARES].max()) - 1)
@@ -312,7 +409,8 @@ class CpuThreads:
     def _hire(self, num_helpers: int) -> None:
         while len(self._helpers) < num_helpers:
             semaphore = ctypes.addressof(self._semaphore)
-            args = self._address, semaphore, self._wait, self._yield, self._clock
+            functions = self._wait, self._post, self._yield, self._clock
+            args = self._address, self._offered.ctypes.data, semaphore, *functions
             helper = threading.Thread(target=_help.dispatcher, args=args, name="cpu-kernel", daemon=True)
             helper.start()
             self._helpers.append(helper)
@@ -344,14 +442,3 @@ def table_row(call: NativeCall, num_items: int, grain: int) -> tuple[int, ...]:
     if shares > 1:
         shares = -(-shares // threads) * threads
     return *call.addresses, num_items, max(1, min(shares, num_items, MOST_SHARES))
-
-
-def make_call(dispatcher: Any, num_items: int, grain: int, args: tuple[Any, ...]) -> None:
-    """Makes one call, shared with this process's helpers if that pays.
-
-    ``grain`` items take about 100 µs, five times the time of waking a thread. That much is shared if the
-    helpers are awake, twice as much otherwise.
-    """
-    threads, call = cpu_threads(), NativeCall.bind(dispatcher, args)
-    is_long = num_items >= (grain if threads.are_awake else 2 * grain)
-    threads.run(np.array([table_row(call, num_items, grain if is_long else UNSHARED)], dtype=np.int64))

@@ -32,7 +32,7 @@ from kernels.cpu.vector import (
 )
 from kernels.ssm.staged_slots import StagedSlots
 
-_GRAIN_ELEMENTS = 2**18  # outputs, about 100 µs
+_GRAIN_ELEMENTS = 2**17  # outputs, 100 to 170 µs: each share has to turn the taps
 
 
 @cpu_jit

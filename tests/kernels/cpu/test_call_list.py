@@ -1,12 +1,19 @@
 """Calls that are noted and made later: in order, with what they need, and before anything needs them."""
 
+import random
+import threading
+import time
+
 import numpy as np
 import pytest
 import torch
 
+from kernels.cpu import threads
 from kernels.cpu.call_list import BATCH_CALLS, batched_calls
 from kernels.cpu.graph import CpuGraph
 from kernels.cpu.jit import FlatArray, cpu_jit, settle
+from kernels.cpu.threads import cpu_threads
+from testing.conditions import wait_until
 
 
 @cpu_jit
@@ -141,3 +148,100 @@ def _copy_rows(x, out, begin, end):
 def _copy_flat(x, out, begin, end):
     for i in range(x.shape[0]):
         out[i] = x[i]
+
+
+# --- with a helper that makes calls while this thread notes others -----------------------------------
+
+
+@pytest.fixture
+def two_threads(monkeypatch):
+    monkeypatch.setattr(threads, "_num_threads", [2])
+
+
+@cpu_jit
+def _mix(x, factor, out, begin, end):
+    """Takes from all items, so that a call that begins before the last one has ended is found."""
+    size = x.shape[0]
+    for i in range(begin, end):
+        out[i] = x[i] * factor + x[(i * 7 + 3) % size]
+
+
+def mixed(x, factors, grain, *, settles=()):
+    for i, factor in enumerate(factors):
+        out = torch.empty_like(x)
+        _mix.parallel_for(len(x), grain, x, factor, out)
+        x = out
+        if i in settles:
+            settle()
+    return x
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_a_helper_makes_calls_in_order_meanwhile():
+    rng = random.Random(3)
+    for turn in range(300):
+        x = torch.arange(1, 1 + rng.choice((1, 5, 300, 5000)), dtype=torch.int64)
+        factors = [rng.randrange(1, 9) for _ in range(rng.randrange(1, 45))]
+        grain, settles = rng.choice((1, 50, 1000, 10**6)), set(rng.sample(range(45), 3))
+        expected = mixed(x, factors, 10**9)
+        with cpu_threads().awake() as has_helpers, batched_calls():
+            assert has_helpers
+            found = mixed(x, factors, grain, settles=settles)
+        assert torch.equal(found, expected), turn
+
+
+def begins_early() -> bool:
+    """Whether a helper makes a call before its batch is complete. One that has lost its core does not."""
+    sums, until = torch.zeros(3), time.monotonic() + 0.1
+    with cpu_threads().awake(), batched_calls():
+        note(sums, 1)
+        while sums.numpy()[0] != 1 and time.monotonic() < until:
+            pass
+        begins = sums.numpy()[0] == 1
+        note(sums, 2)
+    assert sums.tolist() == [12, 12, 12]
+    return bool(begins)
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_a_helper_begins_before_the_batch_is_complete():
+    wait_until(begins_early, "a helper makes a call")
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_after_a_failure_no_helper_makes_its_calls(sums):
+    def fail():
+        with cpu_threads().awake(), batched_calls():
+            note(sums, 1, 1, 1)
+            raise ValueError("midway")
+
+    for _ in range(50):
+        sums.zero_()
+        with pytest.raises(ValueError, match="midway"):
+            fail()
+        left = sums.clone()
+        with cpu_threads().awake(), batched_calls():
+            note(torch.zeros(3), 5)
+        assert torch.equal(sums, left)
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_batches_of_several_threads_do_not_mix():
+    x = torch.arange(1, 300, dtype=torch.int64)
+    factors = [3, 1, 4, 1, 5, 9, 2, 6] * 4
+    expected = mixed(x, factors, 10**9)
+    different = []
+
+    def work():
+        for _ in range(60):
+            with cpu_threads().awake(), batched_calls():
+                found = mixed(x, factors, 20)
+            if not torch.equal(found, expected):
+                different.append(found)
+
+    workers = [threading.Thread(target=work) for _ in range(3)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert different == []
