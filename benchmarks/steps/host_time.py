@@ -171,6 +171,8 @@ class MeasuredServer:
         wrap(LaunchedStep, "read", "read")
         wrap(engine._runner, "launch", "launch")
         wrap(engine._runner._program, "run", PROGRAM)
+        if engine._runner._recorded is not None:
+            wrap(engine._runner._recorded, "replay", PROGRAM)
         wrap(engine._runner._buffers, "_prepare_rows", PROGRAM)
         on_step = host._loop._on_step
 

@@ -20,8 +20,11 @@ from engine.models.causal_lm import CausalLM
 from engine.models.layers.linear import Linear
 from engine.sampling.sampler import Sampler
 from engine.step.program import StepProgram
+from engine.step.recorded_steps import RecordedSteps
 from engine.step.runner import StepRunner
+from kernels.cpu.call_list import Batch
 from kernels.cpu.graph import CpuGraph
+from kernels.cpu.threads import Repeats
 from kernels.speculation.accept_drafts import AcceptDrafts
 from kernels.speculation.prepare_rows import PrepareRows
 
@@ -29,6 +32,7 @@ METHODS = {
     (CausalLM, "forward"): "model: embedding, splits, copies",
     (CausalLM, "logits"): "model: embedding, splits, copies",
     (StepProgram, "run"): "step program",
+    (RecordedSteps, "replay"): "step program",
     (Sampler, "sample"): "sampling",
     (AcceptDrafts, "__call__"): "accept",
     (PrepareRows, "__call__"): "prepare",
@@ -82,8 +86,9 @@ def clocks(clock: StepClock) -> Iterator[None]:
 
     for (owner, method), label in METHODS.items():
         patch(owner, method, label)
-    patched.append((CpuGraph, "replay", CpuGraph.replay))
-    CpuGraph.replay = lambda graph: [clock.timed(run, name)() for name, run in graph.calls()]
+    patched += [(CpuGraph, "replay", CpuGraph.replay), (Batch, "note", Batch.note)]
+    CpuGraph.replay = _replayed_call_by_call(clock)
+    Batch.note = _made_at_once(Batch.note)
     patch(Linear, "__call__", lambda linear, _: f"linear {linear.out_features} x {linear.in_features}")
     patch(Linear, "relu_squared", lambda linear, _: f"linear {linear.out_features} x {linear.in_features}")
     for module in [module for name, module in sys.modules.items() if name.startswith("engine.")]:
@@ -95,3 +100,22 @@ def clocks(clock: StepClock) -> Iterator[None]:
     finally:
         for owner, name, fn in patched:
             setattr(owner, name, fn)
+
+
+def _replayed_call_by_call(clock: StepClock) -> Callable[..., int]:
+    def replay(graph: CpuGraph, repeats: Repeats | None = None) -> int:
+        for name, run in graph.calls():
+            clock.timed(run, name)()
+        return 1
+
+    return replay
+
+
+def _made_at_once(note: Callable[..., None]) -> Callable[..., None]:
+    """A batch's calls, each of which counts as a part of the operator that makes it."""
+
+    def note_and_make(batch: Batch, *call: Any) -> None:
+        note(batch, *call)
+        batch.settle()
+
+    return note_and_make
