@@ -1,7 +1,6 @@
 """Environment of every test: must be in place before a module under test is imported."""
 
 import os
-from collections.abc import Generator
 from pathlib import Path
 
 import certifi
@@ -10,7 +9,6 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from testing.checkpoints.model_table import ModelTable
-from testing.kernels.pending_calls import watch_batches
 from testing.repository import ROOT
 
 os.environ.setdefault("TWINFANG_SANITIZE", "1")
@@ -37,14 +35,6 @@ def _one_authority(tmp_path_factory: pytest.TempPathFactory) -> None:
     one = tmp_path_factory.mktemp("authorities") / "one.pem"
     one.write_text(pem[: pem.index(end) + len(end)])
     os.environ["SSL_CERT_FILE"] = str(one)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _watched_batches() -> Generator[None]:
-    """Kernel calls that are noted and made later: torch must not compute with what they write or read."""
-    with pytest.MonkeyPatch.context() as patch:
-        watch_batches(patch)
-        yield
 
 
 @pytest.fixture(scope="session")

@@ -214,9 +214,9 @@ class StepProgram:
 
     @contextmanager
     def _prompt_calls(self) -> Generator[None]:
-        """Two threads make a CPU's kernel calls, if possible in batches: a prompt has many."""
-        with cpu_threads().awake():
-            if not self._is_batched:
+        """Several threads make a CPU's kernel calls, if possible in batches: a prompt has many."""
+        with cpu_threads().awake() as has_helpers:
+            if not (has_helpers and self._is_batched):
                 yield
                 return
             with batched_calls():

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from kernels.cpu.compiler import CpuFunction
-from kernels.cpu.native_call import FlatArray, NativeCall, as_array
-from kernels.cpu.threads import UNSHARED, cpu_threads, table_row
+from kernels.cpu.native_call import FlatArray, NativeCall, as_array, as_arrays
+from kernels.cpu.threads import cpu_threads, kernel_threads, table_row
 
 __all__ = ["CpuKernel", "FlatArray", "as_array", "cpu_jit", "noted", "settle"]
 
@@ -43,10 +43,13 @@ class CpuKernel(CpuFunction):
         if noted.calls is not None:
             noted.calls.note(self.dispatcher, num_items, grain, args)
             return
-        threads, call = cpu_threads(), NativeCall.bind(self.dispatcher, args)
+        threads = cpu_threads()
         # To wake a thread takes 20 µs.
-        is_long = num_items >= (grain if threads.are_awake else 2 * grain)
-        threads.run(np.array([table_row(call, num_items, grain if is_long else UNSHARED)], dtype=np.int64))
+        if kernel_threads() == 1 or num_items < (max(2, grain) if threads.are_awake else 2 * grain):
+            self.dispatcher(*as_arrays(args), 0, num_items)
+        else:
+            call = NativeCall.bind(self.dispatcher, args)
+            threads.run(np.array([table_row(call, num_items, grain)], dtype=np.int64))
 
     def __call__(self, *args: Any) -> None:
         settle()

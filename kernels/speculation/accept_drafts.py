@@ -87,7 +87,7 @@ class AcceptDrafts(BoundTensors):
             _launch(self, num_rows, sampled, is_finite)
         else:
             samples = sampled.contiguous(), is_finite.contiguous()
-            _accept_drafts_cpu.parallel_for(num_rows, _ROWS_A_GRAIN, *samples, *self._tensors)
+            _accept_drafts_cpu.parallel_for(num_rows, _ROWS_A_GRAIN, *samples, *self._arrays)
 
 
 def accept_drafts(rows: Tensor, *, sampled: Tensor, is_finite: Tensor, **tensors: Tensor) -> None:

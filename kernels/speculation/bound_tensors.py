@@ -8,8 +8,11 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass, fields
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from kernels.cpu.jit import as_array
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,3 +27,7 @@ class BoundTensors:
         """The tensors in the order of the fields. Tensors of bools are viewed as bytes, for Triton."""
         tensors = [one for field in fields(self) if isinstance(one := getattr(self, field.name), Tensor)]
         return tuple(one.view(torch.uint8) if one.dtype == torch.bool else one for one in tensors)
+
+    @functools.cached_property
+    def _arrays(self) -> tuple[np.ndarray, ...]:
+        return tuple(map(as_array, self._tensors))

@@ -81,7 +81,7 @@ class NgramDraft(BoundTensors):
         if self.rows.is_cuda:
             _launch(self, num_rows)
         else:
-            _ngram_draft_cpu.parallel_for(num_rows, _ROWS_A_GRAIN, *self._tensors, self.min_n, self.max_n)
+            _ngram_draft_cpu.parallel_for(num_rows, _ROWS_A_GRAIN, *self._arrays, self.min_n, self.max_n)
 
 
 def ngram_draft_reference(

@@ -78,7 +78,7 @@ class PrepareRows(BoundTensors):
         if self.rows.is_cuda:
             _launch(self, num_rows)
         else:
-            _prepare_rows_cpu.parallel_for(num_rows, _ROWS_A_GRAIN, *self._tensors, self.block_size)
+            _prepare_rows_cpu.parallel_for(num_rows, _ROWS_A_GRAIN, *self._arrays, self.block_size)
 
 
 def prepare_rows_reference(

@@ -1,8 +1,8 @@
 """Finds computations of torch that should have waited for noted kernel calls.
 
 A batch of noted calls (:mod:`kernels.cpu.call_list`) runs after what torch computes meanwhile. That is wrong
-if torch read what a call writes later, or overwrote what a call reads later. Results rarely show it, so every
-test watches.
+if torch read what a call writes later, or overwrote what a call reads later. Results rarely show it, so a
+test watches each family of models.
 """
 
 from __future__ import annotations
@@ -21,6 +21,11 @@ from kernels.cpu.call_list import Batch, CallList
 from kernels.cpu.graph import computes, is_in_place, tensors_in
 from kernels.cpu.native_call import FlatArray
 
+_HARMLESS = frozenset(
+    ("__get__", "__len__", "stride", "numel", "data_ptr", "is_contiguous", "dim", "size", "element_size")
+)
+"""What binding a call asks of a tensor, thousands of times in a step. Properties are ``__get__``."""
+
 
 class _Watch(TorchFunctionMode):
     """Watches what torch reads and writes until a batch runs."""
@@ -33,6 +38,8 @@ class _Watch(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", str(func))
+        if name in _HARMLESS:
+            return func(*args, **kwargs)
         if is_in_place(name) and self._is_pending(args[0]):
             raise RuntimeError(f"torch's {name} overwrites a tensor of a call that has not run: settle first")
         found = func(*args, **kwargs)
