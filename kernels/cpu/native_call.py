@@ -26,9 +26,6 @@ _WORD, _DOUBLE, _FLOAT = map(struct.Struct, ("q", "d", "fi"))
 _STAND_INS = {torch.bfloat16: torch.uint16, torch.float8_e4m3fn: torch.uint8}
 """Types that numpy lacks, and the integers that kernels get instead (:mod:`kernels.cpu.vector`)."""
 
-_TENSORS = (torch.Tensor, torch.nn.Parameter)
-"""To compare types takes a fifth of the time of ``isinstance``."""
-
 
 class FlatArray:
     """The memory from a strided CPU tensor's first element to its last, as a kernel's contiguous array.
@@ -141,7 +138,7 @@ def _bind(args: tuple[Any, ...], kinds: list[Any], words: list[int]) -> None:
         elif kind is tuple:
             kinds.append(-len(arg))
             _bind(arg, kinds, words)
-        elif kind in _TENSORS:
+        elif kind is torch.Tensor or isinstance(arg, torch.Tensor):
             itemsize, strides = arg.itemsize, arg.stride()
             kinds += len(words), arg.dtype, len(strides), arg.is_contiguous()
             words += 0, 0, arg.numel(), itemsize, arg.data_ptr(), *arg.shape
@@ -164,10 +161,18 @@ def _number_word(number: Any) -> int:
 
 def as_arrays(args: tuple[Any, ...]) -> list[Any]:
     """Return a call's arguments as numba's dispatcher takes them."""
-    return [
-        arg.numpy() if type(arg) is FlatArray else as_array(arg) if type(arg) in _TENSORS else arg
-        for arg in args
-    ]
+    found = []
+    for arg in args:
+        kind = type(arg)
+        if kind is FlatArray:
+            found.append(arg.numpy())
+        elif kind is tuple and arg and type(arg[0]) is FlatArray:
+            found.append(tuple(as_arrays(arg)))
+        elif isinstance(arg, torch.Tensor):
+            found.append(as_array(arg))
+        else:
+            found.append(arg)
+    return found
 
 
 def _type_of(arg: Any) -> Any:
