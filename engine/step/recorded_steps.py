@@ -60,10 +60,12 @@ class RecordedSteps:
         if recorded is None:
             recorded = self._recorded[num_rows, needs] = self._record(num_rows, needs)
             num_steps = 1
+        else:
+            recorded.results.begin()
         if num_steps == 0 or burst.goes_on(num_steps, began_s):
             recorded.graph.replay(burst.repeats(num_steps))
         self._forward.check()
-        return recorded.step, recorded.tensors, recorded.results.take()
+        return recorded.step, recorded.tensors, recorded.results.kept()
 
     def _record(self, num_rows: int, needs: SamplingNeeds) -> _Recorded:
         """Run one step, and keep its calls."""

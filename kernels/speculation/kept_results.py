@@ -21,11 +21,13 @@ class KeptResults:
         """Copy the results of the step that ends. This is a part of the step."""
         _keep_results_cpu.parallel_for(1, 1, self._results, self._kept, self._count)
 
-    def take(self) -> Tensor:
-        """Return ``[steps, R, T + 3]`` and begin again. The next steps overwrite it."""
-        num_steps = int(self._num_steps[0])
+    def begin(self) -> None:
+        """Forget all results, before up to ``most_steps`` steps run."""
         self._num_steps[0] = 0
-        return self._kept[:num_steps]
+
+    def kept(self) -> Tensor:
+        """Return the results ``[steps, R, T + 3]`` since :meth:`begin`. Later steps overwrite them."""
+        return self._kept[: int(self._num_steps[0])]
 
 
 @cpu_jit
