@@ -107,8 +107,7 @@ class Engine:
             "engine ready: role=%s device=%s blocks=%d slots=%d cache_bytes=%d speculative=%d drafter=%s",
             *(self.config.role, self.device),
             *(self.capacity.num_blocks - 1, self.capacity.num_slots - 1, self.capacity.num_bytes),
-            self.config.num_speculative,
-            self.config.resolve_drafter(self.model.config),
+            *(self.config.num_speculative, self.config.resolve_drafter(self.model.config)),
         )
 
     def warm_up(self) -> None:
@@ -283,19 +282,20 @@ class Engine:
     def _result(self, plan: StepPlan, *, did_nothing: bool) -> StepResult:
         """Returns what has been read back since the last result, and what the plan has begun."""
         landed, self._landed = self._landed, Landed()
-        held, running = self.scheduler.held, self.scheduler.running
-        prefilled = still_in(held, plan.prefilled + landed.prefilled)
+        scheduler = self.scheduler
+        has_work = scheduler.running or scheduler.waiting or scheduler.preempted or self._in_flight
+        prefilled = still_in(scheduler.held, plan.prefilled + landed.prefilled)
         for request in prefilled:
             self.measures.ended["prefilled"] += 1
             self.measures.prefill.add(time.monotonic() - request.measured.admitted_s)
         return StepResult(
             landed.outputs.take(),
             prefilled,
-            still_in(running, landed.progressed),
-            plan.to_transfer,
-            landed.kept,
+            still_in(scheduler.running, landed.progressed),
+            *(plan.to_transfer, landed.kept),
             self._to_give_up(plan),
             did_nothing=did_nothing,
+            may_rest=not (did_nothing or has_work or self.config.is_lockstep),
             wait_s=self.file_choices.wait_s(),
         )
 

@@ -24,6 +24,11 @@ log = logging.getLogger(__name__)
 
 Event = Callable[[], None]
 
+REST_S = 1e-3
+"""How long the thread waits before a step that only clears up. Otherwise this step would keep the
+interpreter's lock, and other threads would send the last step's messages, or begin its transfers, after
+it."""
+
 
 class EngineLoop:
     """Runs an engine in one plain thread, the only thread that touches it.
@@ -95,6 +100,8 @@ class EngineLoop:
                 idle, wait_s = result.did_nothing, result.wait_s
                 if not idle or result.to_give_up:
                     self._on_step(result)
+                if result.may_rest:
+                    idle, wait_s = True, REST_S
         except GroupLostError as error:  # not a bug; the thread that noticed the loss has logged it
             self._on_fatal(error)
         except BaseException as error:

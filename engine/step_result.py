@@ -31,6 +31,9 @@ class StepResult:
     to_give_up: list[str] = field(default_factory=list)
     """Ids of kept requests whose memory other requests wait for: end their leases, then release them."""
     did_nothing: bool = False
+    may_rest: bool = False
+    """Whether no request waits or runs any more, and no other rank waits for this one. The next step only
+    clears up."""
     wait_s: float | None = None
     """Seconds after which a step may have work without a new event: a request then no longer waits for its
     cached prefix from files. None: no request waits."""

@@ -61,10 +61,9 @@ class RowFields:
             self._host[name][row] = value
         self._changed.add(row)
 
-    def _take_changes(self) -> NDArray[np.int64]:
-        """Return ``[2, n]``: index and value of each word of the rows written since the last call."""
+    def _words_to_send(self) -> NDArray[np.int64]:
+        """Return ``[2, n]``: index and value of each word of the rows written since they were last sent."""
         rows = np.array(sorted(self._changed), dtype=np.int64)
-        self._changed.clear()
         index = (self._first + rows[:, None] * self._stride).ravel()
         return np.stack([index, self._words[index]])
 
@@ -75,9 +74,14 @@ def send(all_fields: Sequence[RowFields]) -> None:
     if not changed:
         return
     device = changed[0]._buffer.device
-    changes = [one._take_changes() for one in changed]
-    if device.type == "cpu":
-        return
+    if device.type != "cpu":
+        _upload(changed, device)
+    for one in changed:
+        one._changed.clear()
+
+
+def _upload(changed: Sequence[RowFields], device: torch.device) -> None:
+    changes = [one._words_to_send() for one in changed]
     sent = upload(np.concatenate(changes, axis=1), device)
     start = 0
     for one, words in zip(changed, changes, strict=True):

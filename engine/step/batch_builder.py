@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from engine.sampling.sampling_table import SamplingNeeds
 from engine.schedule.capacity import blocks_for
 from engine.schedule.step_plan import StepPlan
 from engine.step.buffers import StepBuffers
-from engine.step.program import PrefillEnds, Step
+from engine.step.program import PrefillEnds, SamplingEnds, Step
 from engine.step.row_table import RowTable
 from kernels.ssm.boundaries import Boundaries
 
@@ -68,23 +69,34 @@ class BatchBuilder:
         num_rows = num_decode + len(planned)
         return Step(
             batch=prefill if decode is None else _join(decode, prefill),
-            rows=torch.cat([views.rows, self._upload(rows)]),
-            forced=torch.cat([views.forced, self._upload(forced)]),
-            write_slots=torch.cat([views.write_slots, self._upload(write_slots)]),
-            block_table=torch.cat([views.block_table, self._upload(self._rows.block_table[rows])]),
+            rows=_behind(views.rows, self._upload(rows)),
+            forced=_behind(views.forced, self._upload(forced)),
+            write_slots=_behind(views.write_slots, self._upload(write_slots)),
+            block_table=_behind(views.block_table, self._upload(self._rows.block_table[rows])),
             accepted=torch.zeros(num_rows, dtype=torch.int32, device=self._device),
             results=torch.zeros((num_rows, views.results.shape[1]), dtype=torch.int64, device=self._device),
             samples=any(row.samples for row in plan.rows),
             reads_hidden=reads_hidden,
             needs=needs,
-            ends=self._prefill_ends(planned, 0 if decode is None else decode.num_decode_tokens),
+            ends=self._prefill_ends(planned, num_decode, 0 if decode is None else decode.num_decode_tokens),
         )
 
-    def _prefill_ends(self, planned: list[PlannedRow], num_decode_tokens: int) -> PrefillEnds:
-        ends = np.cumsum([row.num_new for row in planned]) - 1 + num_decode_tokens
+    def _prefill_ends(
+        self, planned: list[PlannedRow], num_decode: int, num_decode_tokens: int
+    ) -> PrefillEnds:
+        last_tokens = np.cumsum([row.num_new for row in planned]) - 1 + num_decode_tokens
+        sampling = [i for i, row in enumerate(planned) if row.samples]
+        sampling_rows = [planned[i] for i in sampling]
         return PrefillEnds(
-            last_tokens=self._upload(ends),
-            sampling=self._upload(np.flatnonzero([row.samples for row in planned])),
+            last_tokens=self._upload(last_tokens),
+            last_positions=self._upload(np.array([row.end - 1 for row in planned], dtype=np.int32)),
+            sampling=SamplingEnds(
+                places=self._integers([num_decode + i for i in sampling]),
+                rows=self._integers([row.request.row for row in sampling_rows]),
+                tokens=self._upload(last_tokens[sampling]),
+                positions=self._integers([[row.end - 1] for row in sampling_rows]),
+                input_ids=self._integers([[row.request.tokens[row.end - 1]] for row in sampling_rows]),
+            ),
             next_ids=self._upload(_tokens(planned, 1)),
         )
 
@@ -139,6 +151,9 @@ class BatchBuilder:
         columns = blocks_for(int(seq_lens.max()), self._block_size)
         return self._rows.block_table[table_rows, :columns]
 
+    def _integers(self, values: list[Any]) -> torch.Tensor:
+        return self._upload(np.array(values, dtype=np.int64))
+
     def _upload(self, array: NDArray[np.generic]) -> torch.Tensor:
         return self._move(torch.from_numpy(np.ascontiguousarray(array)))
 
@@ -146,6 +161,11 @@ class BatchBuilder:
         if self._device.type == "cpu":
             return tensor
         return tensor.pin_memory().to(self._device, non_blocking=True)
+
+
+def _behind(decode: torch.Tensor, prefill: torch.Tensor) -> torch.Tensor:
+    """Return the prefill rows' values behind those of the decode rows. Most prompts find no decode row."""
+    return torch.cat([decode, prefill]) if len(decode) else prefill
 
 
 def _join(decode: Batch, prefill: Batch) -> Batch:

@@ -190,10 +190,11 @@ class StepBuffers:
         """
         self._stage = (self._stage + 1) % STAGES
         rows = [row.request.row for row in planned]
+        is_arranged = self._loaded == (rows, num_rows)
         for table, cells in zip((self.block_table, self.slots), self._table.take_changed(), strict=True):
             if len(cells):
-                table.send(cells, self._places)
-        if self._loaded != (rows, num_rows):
+                table.send(cells, self._places if is_arranged else None)
+        if not is_arranged:
             self._loaded = rows, num_rows
             self._arrange(rows, num_rows)
         extras = [
@@ -280,7 +281,7 @@ class StepBuffers:
         self._host(self.rows)[:num_rows] = rows + [self._table.null_row] * (num_rows - len(rows))
         self.rows.upload(0, num_rows, self._stage)
         for table in (self.block_table, self.slots):
-            table.arrange(self.rows.device[:num_rows])
+            table.arrange(self.views(num_rows).rows)
 
     def _fill_extras(self, extras: list[PlannedRow], end: int) -> None:
         """Write boundaries and forced tokens; clear those of the other rows up to ``end``."""

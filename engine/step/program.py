@@ -38,13 +38,31 @@ from kernels.speculation.accept_drafts import AcceptDrafts
 
 
 @dataclass(frozen=True)
+class SamplingEnds:
+    """The ``s`` prefill rows that sample. The host knows all of it, so no step looks it up. Integers are
+    int64."""
+
+    places: Tensor
+    """``[s]`` places among all rows of the step."""
+    rows: Tensor
+    """``[s]`` rows of the tables."""
+    tokens: Tensor
+    """``[s]`` each row's last token, as an index among the step's tokens."""
+    positions: Tensor
+    """``[s, 1]`` of these tokens."""
+    input_ids: Tensor
+    """``[s, 1]``"""
+
+
+@dataclass(frozen=True)
 class PrefillEnds:
     """The ends of a step's ``S`` prefill rows, and the tokens that follow. Integers are int64."""
 
     last_tokens: Tensor
     """``[S]`` each row's last token, as an index among the step's tokens."""
-    sampling: Tensor
-    """``[s]`` indices of the ``s`` rows that sample, counted from the first prefill row."""
+    last_positions: Tensor
+    """``[S]`` the last tokens' positions, int32."""
+    sampling: SamplingEnds
     next_ids: Tensor
     """``[tokens]`` the prompt's token after each token; 0 for a row's last token if the row samples."""
 
@@ -232,18 +250,16 @@ class StepProgram:
     def _sample_prefill(
         self, step: Step, ends: PrefillEnds, hidden: Tensor | None, token_ids: Tensor, is_finite: Tensor
     ) -> Tensor | None:
-        if len(ends.sampling) == 0:
+        sampling = ends.sampling
+        if len(sampling.places) == 0:
             return None
         assert hidden is not None
-        tokens = ends.last_tokens[ends.sampling]
-        logits = self._model.logits(hidden[tokens])[:, None]
-        which = step.num_decode + ends.sampling
-        positions, inputs = step.batch.positions[tokens], step.batch.input_ids[tokens]
+        logits = self._model.logits(hidden[sampling.tokens])[:, None]
         sampled, finite = self._sampler.sample(
-            logits, step.rows[which], positions[:, None], inputs[:, None], step.needs
+            logits, sampling.rows, sampling.positions, sampling.input_ids, step.needs
         )
-        token_ids[which, 0] = sampled[:, 0]
-        is_finite[which, 0] = finite[:, 0]
+        token_ids[sampling.places, 0] = sampled[:, 0]
+        is_finite[sampling.places, 0] = finite[:, 0]
         return logits
 
     def _place_prefill(self, step: Step, ends: PrefillEnds) -> None:
@@ -252,7 +268,7 @@ class StepProgram:
         Then acceptance advances them like decode rows of one position.
         """
         rows = step.rows[step.num_decode :]
-        self._state.num_computed[rows] = step.batch.positions[ends.last_tokens].to(torch.int32)
+        self._state.num_computed[rows] = ends.last_positions
         self._state.num_drafts.index_fill_(0, rows, 0)  # `[rows] = 0` would wait for the device
 
     def _accept(self, step: Step, token_ids: Tensor, is_finite: Tensor) -> None:

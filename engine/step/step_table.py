@@ -25,30 +25,43 @@ class StepTable:
     """The device's copy of ``host``; on a CPU it is the same memory."""
     device: torch.Tensor
     """``[R, columns]``: the step's rows."""
+    here: NDArray[np.int32] | None
+    """The same memory if the device is the host, else None. Numpy writes to it: many calls of torch let go of
+    the interpreter's lock, and then the engine waits until the thread that sends tokens has done its work."""
 
     @classmethod
     def make(cls, host: NDArray[np.int32], num_rows: int, device: torch.device) -> StepTable:
         """Mirror ``host``. A step has at most ``num_rows`` rows."""
         step = torch.zeros((num_rows, host.shape[1]), dtype=torch.int32, device=device)
-        return cls(host, torch.from_numpy(host).to(device), step)
+        here = step.numpy() if device.type == "cpu" else None
+        return cls(host, torch.from_numpy(host).to(device), step, here)
 
     def arrange(self, rows: torch.Tensor) -> None:
         """Copy the rows of a step to their places. ``rows`` ``[R]`` int64 is on the device."""
-        torch.index_select(self.all_rows, 0, rows, out=self.device[: len(rows)])
+        if self.here is not None:
+            self.here[: len(rows)] = self.host[rows.numpy()]
+        else:
+            torch.index_select(self.all_rows, 0, rows, out=self.device[: len(rows)])
 
-    def send(self, cells: NDArray[np.int64], places: NDArray[np.int64]) -> None:
+    def send(self, cells: NDArray[np.int64], places: NDArray[np.int64] | None) -> None:
         """Upload cells that have changed, to the table and to the step's rows.
 
         ``cells`` are indices into the flattened table. ``places[row]`` is the place of a row among the step's
-        rows; -1 if the row is not in the step. A cell may be named twice.
+        rows; -1 if the row is not in the step. None: :meth:`arrange` follows. A cell may be named twice.
         """
         values = self.host.reshape(-1)[cells]
-        if self.all_rows.device.type != "cpu":
+        if self.here is None:
             _scatter(self.all_rows, cells, values)
+        if places is None:
+            return
         rows, columns = np.divmod(cells, self.host.shape[1])
         at = places[rows]
         is_here = at >= 0
-        _scatter(self.device, (at * self.host.shape[1] + columns)[is_here], values[is_here])
+        cells, values = (at * self.host.shape[1] + columns)[is_here], values[is_here]
+        if self.here is not None:
+            self.here.reshape(-1)[cells] = values
+        else:
+            _scatter(self.device, cells, values)
 
 
 def _scatter(table: torch.Tensor, cells: NDArray[np.int64], values: NDArray[np.int32]) -> None:

@@ -106,6 +106,28 @@ def test_cancelled_requests_give_everything_back_and_disturb_nobody(bundled_mode
     assert_all_free(engine)
 
 
+def test_only_after_the_last_answer_an_engine_may_rest(bundled_model):
+    engine = make_engine(bundled_model, "both", max_batch_tokens=16)
+    engine.add(greedy("short", [17, 23], max_tokens=1))
+    engine.add(greedy("long", list(range(5, 45)), max_tokens=3))
+    seen = []
+    while not (result := engine.step()).did_nothing:
+        seen.append((result.may_rest, {one.request_id for one in result.outputs if one.finish_reason}))
+    assert [ended for may_rest, ended in seen if may_rest] == [{"long"}]
+    assert {"short"} in [ended for may_rest, ended in seen if not may_rest]
+
+
+def test_an_engine_that_has_prefilled_all_its_prompts_may_rest(bundled_model):
+    source, sink = make_engine(bundled_model, "prefill"), make_engine(bundled_model, "decode")
+    hand_over(source, sink, [17, 23, 5])
+    assert not sink.step().may_rest, "its state has come: it decodes"
+    run(sink)
+    for prompt in ([17, 23], [17, 23, 5]):
+        source.add(Request("p", prompt, params=None))
+        assert source.step().may_rest, "it is prefilled, and held for another server"
+        source.release("p")
+
+
 def test_seeded_sampling_is_the_same_alone_and_batched(bundled_model):
     def sampled(i):
         params = SamplingParams(max_tokens=12, temperature=0.9, top_p=0.9 if i % 2 else 1.0)

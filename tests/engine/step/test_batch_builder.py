@@ -63,7 +63,7 @@ def test_a_one_token_prompt_is_one_prefill_row_from_the_zero_state():
     assert step.batch.decode is None
     assert step.batch.prefill.num_rows == 1
     assert step.batch.prefill.has_initial.tolist() == [False]
-    assert step.ends.last_tokens.tolist() == step.ends.sampling.tolist() == [0]
+    assert step.ends.last_tokens.tolist() == step.ends.sampling.places.tolist() == [0]
 
 
 def test_decode_rows_stand_before_ragged_prefill_rows():
@@ -91,7 +91,10 @@ def test_a_mixed_step_says_of_each_row_what_follows_it():
     assert step.write_slots.tolist() == [[2], [1], [3]]
     assert step.block_table[:, :3].tolist() == [[3, 4, 5], [1, 2, 0], [6, 7, 8]]
     assert step.ends.last_tokens.tolist() == [6, 13]
-    assert step.ends.sampling.tolist() == [0]
+    assert step.ends.last_positions.tolist() == [5, 11]
+    sampling = step.ends.sampling
+    assert (sampling.places.tolist(), sampling.rows.tolist(), sampling.tokens.tolist()) == ([1], [1], [6])
+    assert (sampling.positions.tolist(), sampling.input_ids.tolist()) == ([[5]], [[5]])
     assert step.ends.next_ids.tolist() == [1, 2, 3, 4, 5, 0, *range(206, 213)]
 
 
