@@ -186,15 +186,21 @@ def documents(draw: random.Random, writer: Writer) -> Load:
 KINDS = {"chats": chats, "agents": agents, "documents": documents}
 
 
-def generate(kind: str, seed: int, num_requests: int) -> list[TracedRequest]:
-    """Returns a log of ``kind``: equal seeds, equal logs."""
+def generate(kind: str, seed: int, num_requests: int, redraw: int = 0) -> list[TracedRequest]:
+    """Returns a log of ``kind``: equal arguments, equal logs.
+
+    With another ``redraw``, the seed's parameters are the same and the requests others.
+    """
     ids = Ids()
     kinds = list(KINDS) if kind == "mixed" else [kind]
     loads = []
     for number, name in enumerate(kinds):
         draw = random.Random(f"{kind} {name} {seed}")
         writer = Writer(draw, ids, number << 32)
-        loads.append(KINDS[name](draw, writer).requests(writer))
+        load = KINDS[name](draw, writer)
+        if redraw:
+            writer.choose = random.Random(f"{kind} {name} {seed} {redraw}")
+        loads.append(load.requests(writer))
     return list(islice(merge(*loads, key=lambda one: one.arrival_s), num_requests))
 
 
