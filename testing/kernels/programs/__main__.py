@@ -2,6 +2,7 @@
 
     python -m testing.kernels.programs --json programs.json             # the whole grid
     python -m testing.kernels.programs --quick --architectures 90       # one program of each kernel
+    python -m testing.kernels.programs --quick --architectures 90 --list       # only the kernels' names
 
 Needs no GPU. Ends with 1 if a program breaks a rule (rules.py) without an exemption (exemptions.py), or if an
 exemption is not needed. To try another Triton, unpack its wheel and put its folder in front of PYTHONPATH.
@@ -35,14 +36,20 @@ def main() -> int:
         "--architectures", type=int, nargs="+", choices=ARCHITECTURES, default=[*ARCHITECTURES]
     )
     parser.add_argument("--processes", type=int, default=os.cpu_count())
+    parser.add_argument("--list", action="store_true", help="print the kernels' names, and compile nothing")
     options = parser.parse_args()
     results: list[Result] = []
     for architecture in options.architectures:
         programs = quick(architecture) if options.quick else whole(architecture)
+        if options.list:
+            print(*sorted({program.name for program in programs}), sep="\n")
+            continue
         began = time.monotonic()
         results += compiled(programs, options.processes)
         seconds = time.monotonic() - began
         print(f"sm_{architecture}: {len(programs)} programs, {seconds:.0f} s", flush=True)
+    if options.list:
+        return 0
     complaints = [complaint for result in results for complaint in result.complaints]
     complaints += unused_exemptions(results)
     for complaint in complaints:
