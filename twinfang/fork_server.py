@@ -73,6 +73,7 @@ def _load(config: EngineConfig) -> None:
     from engine.engine_parts import load_weights
     from engine.models import read_config
     from engine.parallel.tensor_parallel import ALONE
+    from kernels.cpu.shared_cores import share_cores
     from telemetry.start_up import StartUp
 
     config, start_up = replace(config, num_threads=1), StartUp()
@@ -81,6 +82,7 @@ def _load(config: EngineConfig) -> None:
     config.apply_threads(model.dtype)
     load_weights(config, model, device, ALONE, start_up)
     if start_up.weight_bytes <= MOST_BYTES_TO_RUN:
+        share_cores()  # servers with a large model answer less with one thread each: its calls are long
         Engine(config).grammars.close()
 
 

@@ -21,6 +21,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from kernels.cpu.compiler import CpuIntrinsic
+
 _numbers = itertools.count()
 _WORD, _DOUBLE, _FLOAT = map(struct.Struct, ("q", "d", "fi"))
 _STAND_INS = {torch.bfloat16: torch.uint16, torch.float8_e4m3fn: torch.uint8}
@@ -233,3 +235,20 @@ def _engine() -> Any:
 
     machine = llvm.Target.from_default_triple().create_target_machine(opt=0)
     return llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+
+
+@CpuIntrinsic
+def call_trampoline() -> Any:
+    """``call(trampoline, kernel, block, begin, end)``"""
+    from llvmlite import ir
+    from numba.core import types
+    from numba.extending import intrinsic
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        integer = ir.IntType(64)
+        kind = ir.FunctionType(ir.VoidType(), [integer] * 4)  # pointers are passed like integers
+        builder.call(builder.inttoptr(args[0], kind.as_pointer()), args[1:])
+        return context.get_dummy_value()
+
+    signature = types.void(*[types.int64] * 5)
+    return intrinsic(lambda context, trampoline, kernel, block, begin, end: (signature, generate))

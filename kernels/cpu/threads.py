@@ -22,7 +22,8 @@ either the thread that has the helpers, or the helper that makes offered calls.
 If a helper loses its core while it has a share, this thread has to wait for it. After that it makes calls
 alone for some milliseconds, since sharing gains nothing if all cores are busy. A thread that keeps the
 helpers awake does so only if they have worked for less time than it had to wait. So a prompt keeps both cores
-where another process, of lower priority, takes one from time to time.
+where another process, of lower priority, takes one from time to time. Short calls it makes alone while other
+servers of its stack want the cores (:mod:`kernels.cpu.shared_cores`).
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ import logging
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -50,8 +51,9 @@ from kernels.cpu.atomics import (
     swap_word,
     thread_ns,
 )
-from kernels.cpu.compiler import CpuIntrinsic, cpu_function
-from kernels.cpu.native_call import NativeCall
+from kernels.cpu.compiler import cpu_function
+from kernels.cpu.native_call import NativeCall, call_trampoline
+from kernels.cpu.shared_cores import are_cores_wanted, shared_cores
 
 log = logging.getLogger(__name__)
 
@@ -62,11 +64,13 @@ _CALL, _DONE, _RUNNING, _STOPPED, _ASLEEP, _ALONE, _PENALTY, _TIME = 64, 128, 19
 helpers spin without work (0: none are wanted), whether the process ends, number of helpers asleep, time until
 which this thread makes calls alone, how long it will do so after the next such wait, and room for the clock's
 time."""
-_HELPED = 448
-"""Offset of the time in which helpers that are kept awake worked since one last lost its core."""
+_HELPED, _SHARED_CORES = 448, 456
+"""Offsets of the time in which helpers that are kept awake worked since one last lost its core, and of the
+address of the shared cores."""
 _OFFERED, _TAKEN, _AHEAD, _ENDED, _CONTROL_BYTES = 512, 576, 584, 640, 704
 """Offsets of words for calls that are offered one by one (:meth:`CpuThreads.offer`): how many there are, how
 many have been made, whether a helper makes them, and whether it must not make more. Size of all words."""
+_LONG_SHARES = 256  # 1.5 ms: beside such a call, what is lost between calls is little
 SHARES_A_GRAIN = 16
 """A share takes about 6 µs. Shares can be this short, since claiming one takes a tenth of a µs."""
 MOST_OFFERED = 16
@@ -81,29 +85,12 @@ _LEAST_ALONE_NS, _MOST_ALONE_NS = 2_000_000, 32_000_000
 _STOP_S = 1.0
 
 
-@CpuIntrinsic
-def _call_trampoline() -> Any:
-    """``call(trampoline, kernel, block, begin, end)``"""
-    from llvmlite import ir
-    from numba.core import types
-    from numba.extending import intrinsic
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        integer = ir.IntType(64)
-        kind = ir.FunctionType(ir.VoidType(), [integer] * 4)  # pointers are passed like integers
-        builder.call(builder.inttoptr(args[0], kind.as_pointer()), args[1:])
-        return context.get_dummy_value()
-
-    signature = types.void(*[types.int64] * 5)
-    return intrinsic(lambda context, trampoline, kernel, block, begin, end: (signature, generate))
-
-
 @cpu_function
 def _run_share(row, share, shares):
     """Runs one of a call's shares. ``row`` is the address of the call's row in its table."""
     items = load_word(row + 8 * ITEMS)
     begin, end = items * share // shares, items * (share + 1) // shares
-    _call_trampoline(load_word(row), load_word(row + 8 * KERNEL), load_word(row + 8 * BLOCK), begin, end)
+    call_trampoline(load_word(row), load_word(row + 8 * KERNEL), load_word(row + 8 * BLOCK), begin, end)
 
 
 @cpu_function
@@ -144,8 +131,11 @@ def _await(control, word, value, sched_yield, clock_gettime):
 
 
 @cpu_function
-def _is_alone(control, clock_gettime):
-    """Returns whether this thread makes calls alone because a helper lost its core a short time ago."""
+def _is_alone(control, shares, clock_gettime):
+    """Returns whether this thread makes a call alone: a helper lost its core a short time ago, or the call is
+    short and other servers want the cores."""
+    if shares < _LONG_SHARES and are_cores_wanted(load_word(control + _SHARED_CORES), clock_gettime):
+        return True
     until_ns = load_word(control + _ALONE)
     if until_ns == 0:
         return False
@@ -179,7 +169,7 @@ def _run_calls(table, control, semaphore, sem_post, sched_yield, clock_gettime, 
     row = table.ctypes.data
     for i in range(table.shape[0]):
         shares = table[i, SHARES]
-        if shares == 1 or not is_shared or _is_alone(control, clock_gettime):
+        if shares == 1 or not is_shared or _is_alone(control, shares, clock_gettime):
             _run_share(row, 0, 1)
         else:
             _publish(row, control, shares, semaphore, sem_post)
@@ -189,9 +179,9 @@ def _run_calls(table, control, semaphore, sem_post, sched_yield, clock_gettime, 
 
 
 @cpu_function
-def _offer(control, number, semaphore, sem_post, clock_gettime):
-    """Tells the helpers that there are ``number`` calls now."""
-    if not _is_alone(control, clock_gettime):
+def _offer(control, number, shares, semaphore, sem_post, clock_gettime):
+    """Tells the helpers that there are ``number`` calls now, the last one of so many shares."""
+    if not _is_alone(control, shares, clock_gettime):
         store_word(control + _OFFERED, number)
         _wake(control, semaphore, sem_post)
 
@@ -321,6 +311,8 @@ class CpuThreads:
         self._control = np.zeros(_CONTROL_BYTES // 8 + 8, dtype=np.int64)
         self._address = -(-self._control.ctypes.data // 64) * 64
         self._set(_PENALTY, _LEAST_ALONE_NS)
+        self._shared_cores = shared_cores()
+        self._set(_SHARED_CORES, self._shared_cores.address)
         self._offered = np.zeros((MOST_OFFERED, COLUMNS), dtype=np.int64)
         self._num_offered = 0
         self._semaphore = ctypes.create_string_buffer(_SEMAPHORE_BYTES)
@@ -357,9 +349,11 @@ class CpuThreads:
         else:
             self._user = this
             self._set(_RUNNING, spins)
+            self._shared_cores.compute(kernel_threads())
             try:
                 yield True
             finally:
+                self._shared_cores.rest()
                 self._set(_RUNNING, 0)
                 self._user = 0
                 self._busy.release()
@@ -379,7 +373,8 @@ class CpuThreads:
         self._offered[self._num_offered] = row
         self._num_offered += 1
         semaphore = ctypes.addressof(self._semaphore)
-        _offer.dispatcher(self._address, self._num_offered, semaphore, self._post, self._clock)
+        words = self._address, self._num_offered, row[SHARES], semaphore
+        _offer.dispatcher(*words, self._post, self._clock)
 
     def withdraw(self) -> int:
         """Waits for the offered call that a helper makes, and takes part in it. Returns how many calls have

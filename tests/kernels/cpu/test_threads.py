@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import threading
 
 import numpy as np
 import pytest
 
-from kernels.cpu import threads
+from kernels.cpu import jit, shared_cores, threads
 from kernels.cpu.atomics import add_to_word, load_word
 from kernels.cpu.jit import cpu_jit
 from kernels.cpu.threads import cpu_threads
@@ -108,3 +109,18 @@ def test_a_shared_call_runs_the_kernel_for_its_arguments_types(scales):
         out = np.zeros(8)
         _scaled_sums.parallel_for(8, 1, x, scales, out)
         np.testing.assert_array_equal(out, x.sum(axis=1) * float(scales[0]) + scales[1])
+
+
+def test_short_calls_are_not_shared_while_other_servers_want_the_cores(monkeypatch):
+    monkeypatch.setattr(shared_cores, "_kept", [])
+    shared_cores.share_cores()
+    mine = threads.CpuThreads()
+    monkeypatch.setattr(threads, "cpu_threads", lambda: mine)
+    monkeypatch.setattr(jit, "cpu_threads", lambda: mine)
+    meet_at_last(1)
+    if (child := os.fork()) == 0:
+        shared_cores.shared_cores().compute(2)
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert not both_meet(1)
+    meet_at_last(1)  # a second later

@@ -1,0 +1,75 @@
+"""Servers that were forked from one process leave one another the cores while they compute."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+
+from kernels.cpu import shared_cores as module
+from kernels.cpu.atomics import c_function
+from kernels.cpu.shared_cores import SharedCores, are_cores_wanted, share_cores, shared_cores
+
+
+@pytest.fixture
+def here(monkeypatch):
+    monkeypatch.setattr(module, "_kept", [])
+    share_cores()
+    return shared_cores()
+
+
+def wanted(one: SharedCores) -> bool:
+    return bool(are_cores_wanted.dispatcher(one.address, c_function("clock_gettime")))
+
+
+def in_a_child(action) -> None:
+    pid = os.fork()
+    if pid == 0:
+        action()
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+
+
+def test_without_a_page_nobody_wants_anything(monkeypatch):
+    monkeypatch.setattr(module, "_kept", [])
+    alone = shared_cores()
+    alone.compute(num_threads=2)
+    alone.rest()
+    assert not wanted(alone)
+
+
+def test_a_process_does_not_wait_for_itself(here):
+    here.compute(num_threads=2)
+    assert not wanted(here)
+
+
+@pytest.mark.parametrize(
+    ("num_threads", "others", "expected"), [(2, 1, True), (3, 1, True), (4, 1, False), (4, 2, True)]
+)
+def test_cores_are_wanted_if_a_fair_share_of_the_threads_is_one(here, num_threads, others, expected):
+    for _ in range(others):
+        in_a_child(lambda: here.compute(num_threads))
+    here.compute(num_threads)
+    assert wanted(here) == expected
+
+
+def test_they_are_wanted_until_the_other_has_rested_for_some_milliseconds(here):
+    here.compute(num_threads=2)
+    in_a_child(lambda: (here.compute(2), here.rest()))
+    time.sleep(0.02)
+    assert not wanted(here)
+
+
+def test_a_server_that_was_killed_is_forgotten_after_a_second(here):
+    here.compute(num_threads=2)
+    in_a_child(lambda: here.compute(2))
+    assert wanted(here)
+    time.sleep(1.1)
+    assert not wanted(here)
+
+
+def test_more_processes_than_places_share_them(here):
+    for _ in range(module.MOST_SERVERS + 3):
+        in_a_child(lambda: here.compute(2))
+    assert wanted(here)
