@@ -14,6 +14,7 @@ import functools
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from kernels.cpu.exp import exp_f32
 from kernels.cpu.jit import FlatArray, cpu_jit
@@ -169,11 +170,14 @@ def causal_conv1d_update_cpu(
     return y if x.dtype == torch.float32 else y.to(x.dtype)
 
 
-def _filter(weight: torch.Tensor, bias: torch.Tensor | None) -> tuple[FlatArray, FlatArray]:
+def _filter(
+    weight: torch.Tensor, bias: torch.Tensor | None
+) -> tuple[FlatArray, FlatArray | NDArray[np.float32]]:
     offset = _no_bias(weight.shape[0]) if bias is None else FlatArray(bias.float())
     return FlatArray(weight.float().contiguous()), offset
 
 
 @functools.cache
-def _no_bias(num_channels: int) -> FlatArray:
-    return FlatArray(torch.zeros(num_channels))
+def _no_bias(num_channels: int) -> NDArray[np.float32]:
+    # Not a tensor: the first step of a model may be a recorded one, in which torch must not compute.
+    return np.zeros(num_channels, np.float32)

@@ -4,7 +4,9 @@ import random
 import pytest
 import torch
 
+from kernels.cpu.graph import CpuGraph
 from kernels.ssm import causal_conv1d as module
+from kernels.ssm import causal_conv1d_cpu
 from kernels.ssm.causal_conv1d import (
     causal_conv1d,
     causal_conv1d_reference,
@@ -236,3 +238,15 @@ def test_the_convolution_agrees_with_transformers(poisoned_pool):
     expected = nemotron_h.causal_conv1d_update(x[8:, :, None], state, weight, bias, activation="silu")
     y = causal_conv1d_update(x[None, 8:], weight, bias, pool.view, slot, slot[:, None])
     torch.testing.assert_close(y[0, 0], expected[0, :, 0])
+
+
+def test_the_first_update_of_a_process_may_be_a_recorded_one():
+    causal_conv1d_cpu._no_bias.cache_clear()
+    x, weight, conv_state = torch.randn(2, 1, 48), torch.randn(48, 4), torch.randn(3, 48, 3)
+    slots = torch.tensor([1, 2])
+    states, graph = conv_state.clone(), CpuGraph()
+    with graph.record():
+        y = causal_conv1d_update(x, weight, None, states, slots, slots[:, None])
+    expected = causal_conv1d_update(x, weight, None, conv_state, slots, slots[:, None])
+    assert torch.equal(y, expected)
+    assert torch.equal(states, conv_state)
