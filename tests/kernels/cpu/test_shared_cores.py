@@ -54,19 +54,19 @@ def test_cores_are_wanted_if_a_fair_share_of_the_threads_is_one(here, num_thread
     assert wanted(here) == expected
 
 
-def test_they_are_wanted_until_the_other_has_rested_for_some_milliseconds(here):
+@pytest.mark.parametrize(
+    ("last", "milliseconds_ago", "expected"),
+    [("compute", 0, True), ("compute", 1100, False), ("rest", 10, False)],
+    ids=["computes", "was killed", "has rested"],
+)
+def test_they_are_wanted_until_the_other_has_rested_or_seems_to_be_dead(
+    here, monkeypatch, last, milliseconds_ago, expected
+):
     here.compute(num_threads=2)
-    in_a_child(lambda: (here.compute(2), here.rest()))
-    time.sleep(0.02)
-    assert not wanted(here)
-
-
-def test_a_server_that_was_killed_is_forgotten_after_a_second(here):
-    here.compute(num_threads=2)
-    in_a_child(lambda: here.compute(2))
-    assert wanted(here)
-    time.sleep(1.1)
-    assert not wanted(here)
+    then_ns = time.monotonic_ns() - milliseconds_ago * 1_000_000
+    monkeypatch.setattr(time, "monotonic_ns", lambda: then_ns)
+    in_a_child(lambda: here.compute(2) if last == "compute" else here.rest())
+    assert wanted(here) == expected
 
 
 def test_more_processes_than_places_share_them(here):
