@@ -89,6 +89,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         watch_lifeline(given.lifeline)
     try:
         values = resolve(command.groups, given, os.environ)
+        if given.lifeline is not None:
+            prog = values.name or prog  # started by another command: its user knows the name alone
         configure_logs(values.log_level, values.name or command.name)
         set_grpc_settings()
         with collector_paused():

@@ -82,6 +82,7 @@ class Stack:
 def plan_stack(values: argparse.Namespace, roles: Mapping[str, int]) -> Stack:
     """Plans the number of servers that ``roles`` gives for each role (prefill, decode, both), on free
     loopback ports."""
+    _check_tiers(values, roles)
     places = [
         place for role, count in roles.items() for i in range(count) for place in _places(role, i, values)
     ]
@@ -98,6 +99,16 @@ def plan_stack(values: argparse.Namespace, roles: Mapping[str, int]) -> Stack:
     scheme = "http" if values.ssl_certfile is None and authority is None else "https"
     router = _router(servers, values, scheme, authority)
     return Stack(servers, router, num_threads, model_name, scheme, authority)
+
+
+def _check_tiers(values: argparse.Namespace, roles: Mapping[str, int]) -> None:
+    """Raises :class:`ConfigError` for tiers that a server would refuse, before any process starts."""
+    from engine.files.tier_settings import check_tiers
+
+    files, host_bytes = file_cache.file_cache(values), int(values.host_cache_size * file_cache.GIB)
+    for role in roles:
+        if role != "decode":
+            check_tiers(role, values.cache_mode, host_bytes, files)
 
 
 @dataclass(frozen=True)

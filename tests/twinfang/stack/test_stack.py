@@ -78,3 +78,16 @@ def test_host_memory_and_files_are_for_the_servers_that_run_prompts(name, roles)
         assert told.host_cache_size == (0 if is_decode else 8)
         assert (told.file_cache_dir is None, told.file_cache_size) == (is_decode, 0 if is_decode else 200)
     assert child_environment({"TWINFANG_HOST_CACHE_SIZE": "8", "HOME": "/root"}, values) == {"HOME": "/root"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--file-cache-dir", "/nowhere", "--host-cache-size", "1"), "/nowhere needs a size"),
+        (("--file-cache-dir", "/nowhere", "--file-cache-size", "1"), "needs `host_cache_bytes`"),
+        (("--host-cache-size", "1", "--cache-mode", "none"), "`host_cache_bytes` 1073741824 means nothing"),
+    ],
+)
+def test_tiers_that_no_server_would_have_are_refused_before_one_starts(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        plan_stack(parsed(BY_NAME["up"], *arguments, "--port", "0"), {"prefill": 1, "decode": 1})

@@ -181,7 +181,7 @@ def test_a_server_that_can_not_start_ends_the_stack_with_its_reason(tmp_path: Pa
     with pytest.raises(UnavailableError):
         stack.wait_until_ready(START_DEADLINE_S)
     assert stack.supervisor.returncode == 1
-    assert re.search(r"^twinfang (prefill|decode): error: .*--cache-memory", stack.log, re.M)
+    assert re.search(r"^(prefill|decode)-0: error: .*--cache-memory", stack.log, re.M)
     assert re.search(r"^twinfang up: error: (prefill|decode)-0 could not start", stack.log, re.M)
     assert "Traceback" not in stack.log
 
