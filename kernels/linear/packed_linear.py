@@ -40,8 +40,8 @@ from kernels.linear.panel_tile import (
 _USUAL_L2_BYTES = 2**20
 GRAIN_PRODUCTS = 2**22  # a thread's minimum share: about 100 µs
 ROWS_A_READ = 7
-_PART_INPUTS = 128
-"""The most inputs of a part of a panel: 32 KB with AVX-512, which fit into the L1 cache."""
+_PART_FLOATS = 2**13
+"""The most elements of a part of a panel: 32 KB in float32, which fit into the L1 cache."""
 
 
 def linear_reference(
@@ -134,8 +134,9 @@ def run_panels(
 @cpu_jit
 def partial_sums(most_rows, num_inputs):
     """Return the number of floats that :func:`multiply_panel` needs between two parts of a panel."""
-    in_parts = most_rows > 6 and num_inputs > _PART_INPUTS
-    return most_rows * panel_width_here() if in_parts else 0
+    width = panel_width_here()
+    in_parts = most_rows > 6 and num_inputs > _PART_FLOATS // width
+    return most_rows * width if in_parts else 0
 
 
 @cpu_jit
@@ -159,7 +160,9 @@ def multiply_panel(
     """
     width = panel_width_here()
     in_parts = num_rows > 6
-    num_parts = (num_inputs + _PART_INPUTS - 1) // _PART_INPUTS if in_parts else 1
+    most, lines = _PART_FLOATS // width, width * item_bytes // 64
+    num_parts = (num_inputs + most - 1) // most if in_parts else 1
+    lines_a_tile = max(1, lines // 2)
     step = (num_inputs + num_parts - 1) // num_parts
     kept = lanes() if live <= lanes() else width  # whole registers: the next part loads nothing unwritten
     for first in range(0, num_inputs, step):
@@ -174,19 +177,19 @@ def multiply_panel(
             saved = sums.ctypes.data + row * width * 4
             start, start_stride = (bias, 0) if first == 0 else (saved, width)
             target, target_stride = (y + row * y_stride * 4, y_stride) if is_last else (saved, width)
-            is_fetching = in_parts and row < 12
+            is_fetching = in_parts and (row == 0 or (row < 12 and lines > 1))
             x_tile, part = x + (row * x_stride + first) * 4, panel + first * width * item_bytes
             ahead = following - part if is_last else count * width * item_bytes
-            ahead += 32 * item_bytes if row > 0 else 0
+            ahead += lines_a_tile * 64 if row > 0 else 0
             if item_bytes == 4:
                 tile_of_float32(
                     size, x_tile, x_stride, part, count, count, 0, start, start_stride, target, target_stride,
-                    live if is_last else kept, squares if is_last else 0, 2 if is_fetching else 0, ahead,
+                    live if is_last else kept, squares if is_last else 0, lines_a_tile if is_fetching else 0, ahead,
                 )  # fmt: skip
             else:
                 tile_of_bfloat16(
                     size, x_tile, x_stride, part, count, count, 0, start, start_stride, target, target_stride,
-                    live if is_last else kept, squares if is_last else 0, 1 if is_fetching else 0, ahead,
+                    live if is_last else kept, squares if is_last else 0, lines_a_tile if is_fetching else 0, ahead,
                 )  # fmt: skip
             row += size
 

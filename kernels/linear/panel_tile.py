@@ -41,13 +41,7 @@ _NARROW = 7
 Stored = Literal["float32", "bfloat16", "fp8", "int8"]
 
 STORED_BYTES: dict[Stored, int] = {"float32": 4, "bfloat16": 2, "fp8": 1, "int8": 1}
-LINES_AHEAD: dict[Stored, tuple[int, ...]] = {
-    "float32": (0, 2),
-    "bfloat16": (0, 1),
-    "fp8": (0,),
-    "int8": (0,),
-}
-"""Numbers of cache lines that a tile can fetch ahead for each row of a panel."""
+LINE_BYTES = 64
 
 
 @functools.cache
@@ -69,6 +63,14 @@ def panel_width() -> int:
     """Return the number of outputs in a panel."""
     lanes, registers = vector_shape()
     return lanes * registers
+
+
+def lines_ahead(stored: Stored) -> tuple[int, ...]:
+    """Return how many cache lines a tile can fetch ahead for each row of a panel: none, or half a row's lines
+    and at least one."""
+    if stored in ("fp8", "int8"):
+        return (0,)
+    return 0, max(1, panel_width() * STORED_BYTES[stored] // 2 // LINE_BYTES)
 
 
 @CpuIntrinsic
@@ -124,7 +126,7 @@ def _tile(stored: Stored) -> Any:
     Arguments are addresses, and strides in elements. Row r's sums begin with ``start[r * start_stride :]``.
     The first ``live`` outputs are stored; if one register holds them, no others are computed, and nothing is
     fetched ahead. float32 and bfloat16 have one group and no scales. For each row of the panel, ``lines``
-    cache lines (0, or as :data:`LINES_AHEAD` says) are fetched ahead, from ``ahead`` bytes after the row.
+    cache lines (as :func:`lines_ahead` says) are fetched ahead, from ``ahead`` bytes after the row.
     """
     from llvmlite import ir
     from numba.core import types
@@ -137,7 +139,7 @@ def _tile(stored: Stored) -> Any:
         fits = builder.icmp_signed("<=", args[-4], ir.Constant(integer, lanes))
         variant = builder.select(fits, ir.Constant(integer, _NARROW), args[-2])
         switch = builder.switch(builder.add(builder.mul(args[0], ir.Constant(integer, 8)), variant), end)
-        for num_rows, lines in itertools.product(range(1, TILE_ROWS + 1), (*LINES_AHEAD[stored], _NARROW)):
+        for num_rows, lines in itertools.product(range(1, TILE_ROWS + 1), (*lines_ahead(stored), _NARROW)):
             block = builder.append_basic_block()
             switch.add_case(ir.Constant(integer, num_rows * 8 + lines), block)
             builder.position_at_end(block)
@@ -235,7 +237,7 @@ class _Emitter:
         fetch = self.function("llvm.prefetch.p0i8", ir.VoidType(), kind, *[ir.IntType(32)] * 3)
         row = builder.add(base, builder.mul(k, self.at(panel_width() * STORED_BYTES[stored])))
         for line in range(lines):
-            place = builder.inttoptr(builder.add(row, self.at(line * 64)), kind)
+            place = builder.inttoptr(builder.add(row, self.at(line * LINE_BYTES)), kind)
             for_reading, second_level, data = (ir.Constant(ir.IntType(32), n) for n in (0, 2, 1))
             builder.call(fetch, [place, for_reading, second_level, data])
 
@@ -374,26 +376,49 @@ class _Emitter:
         return builder.fpext(builder.bitcast(kept, ir.VectorType(ir.HalfType(), self.lanes)), self.vector)
 
     def store_tile(self, sums, num_rows, y, y_stride, live, squares):
+        """Store the first ``live`` outputs of each row: whole registers if all live, else under a mask, which
+        takes an AVX2 processor of AMD 40 instructions a register."""
         ir, builder = self.ir, self.builder
+        zero = ir.Constant(self.vector, [0.0] * self.lanes)
+        is_squared = builder.icmp_signed("!=", squares, self.at(0))
+        totals = []
+        for total in sums:
+            # The comparison is ordered: NaN is not below zero and stays NaN.
+            positive = builder.select(builder.fcmp_ordered("<", total, zero), zero, total)
+            totals.append(builder.select(is_squared, builder.fmul(positive, positive), total))
         pointer = self.vector.as_pointer()
+        places = [
+            builder.bitcast(
+                builder.gep(y, [builder.add(builder.mul(y_stride, self.at(r)), self.at(v * self.lanes))]),
+                pointer,
+            )
+            for r in range(num_rows)
+            for v in range(self.registers)
+        ]
+        all_live = builder.icmp_signed(">=", live, self.at(self.registers * self.lanes))
+        with builder.if_else(all_live, likely=True) as (whole, partial):
+            with whole:
+                for total, place in zip(totals, places, strict=True):
+                    builder.store(total, place).align = FLOAT_BYTES
+            with partial:
+                self.store_masked(totals, places, live)
+
+    def store_masked(self, totals, places, live):
+        ir, builder = self.ir, self.builder
         alignment, masks = ir.IntType(32), ir.VectorType(ir.IntType(1), self.lanes)
         store = self.function(
-            f"llvm.masked.store.v{self.lanes}f32.p0", ir.VoidType(), self.vector, pointer, alignment, masks
+            f"llvm.masked.store.v{self.lanes}f32.p0",
+            *(ir.VoidType(), self.vector, self.vector.as_pointer(), alignment, masks),
         )
-        zero = ir.Constant(self.vector, [0.0] * self.lanes)
-        numbers = ir.VectorType(self.integer, self.lanes)
-        live, is_squared = self.splat(live, self.integer), builder.icmp_signed("!=", squares, self.at(0))
+        numbers, live = ir.VectorType(self.integer, self.lanes), self.splat(live, self.integer)
+        masks_of = []
         for v in range(self.registers):
             columns = ir.Constant(numbers, [v * self.lanes + lane for lane in range(self.lanes)])
-            mask = builder.icmp_signed("<", columns, live)
-            for row in range(num_rows):
-                total = sums[row * self.registers + v]
-                # The comparison is ordered: NaN is not below zero and stays NaN.
-                positive = builder.select(builder.fcmp_ordered("<", total, zero), zero, total)
-                total = builder.select(is_squared, builder.fmul(positive, positive), total)
-                offset = builder.add(builder.mul(y_stride, self.at(row)), self.at(v * self.lanes))
-                place = builder.bitcast(builder.gep(y, [offset]), pointer)
-                builder.call(store, [total, place, ir.Constant(alignment, FLOAT_BYTES), mask])
+            masks_of.append(builder.icmp_signed("<", columns, live))
+        for i, (total, place) in enumerate(zip(totals, places, strict=True)):
+            builder.call(
+                store, [total, place, ir.Constant(alignment, FLOAT_BYTES), masks_of[i % self.registers]]
+            )
 
     def at(self, number):
         return self.ir.Constant(self.integer, number)
