@@ -18,15 +18,18 @@ from kernels.cpu.vector_ir import (
     splat_of,
 )
 
-PAGES = 8
-TOKENS = LANES // PAGES
+PAGE_TOKENS = 16
+TOKENS = 2
 """Tokens of one page that the ``score_pages`` take."""
+PAGES = LANES // TOKENS
+STEP = PAGES * PAGE_TOKENS
+_SUM_LANES = 8
 _PAIR = 2 * LANES
 _LINE = 16  # floats of a line of the caches
 
 _WORD = ir.IntType(64)
 _FLOATS = ir.VectorType(ir.FloatType(), LANES)
-_EIGHT = ir.VectorType(ir.FloatType(), PAGES)
+_EIGHT = ir.VectorType(ir.FloatType(), _SUM_LANES)
 
 
 def _word(number):
@@ -57,17 +60,18 @@ def _scores(num_queries):
         def generate(context, builder, signature, args):
             words = _words(context, builder, signature, args, (1, 4, 5, 6, 8, 9, 10, 11))
             q, offset, stride, width, s, *bounds = words
-            found = cgutils.create_struct_proxy(signature.args[3])(context, builder, value=args[3])
-            pages = [builder.load(builder.gep(found.data, [_word(page)])) for page in range(PAGES)]
+            places = cgutils.create_struct_proxy(signature.args[3])(context, builder, value=args[3]).data
+            pages = [builder.load(builder.gep(places, [_word(page)])) for page in range(PAGES)]
             arrays = _arrays(signature, args, (0, 2, 7))
-            by_token = []
-            for token in range(TOKENS):
-                inside = builder.add(offset, builder.mul(stride, _word(token)))
-                rows = [builder.add(page, inside) for page in pages]
-                by_token.append(_dot(context, builder, num_queries, arrays, q, rows, width, bounds))
+            inside = [builder.add(offset, builder.mul(stride, _word(token))) for token in range(TOKENS)]
+            rows = [builder.add(page, token) for token in inside for page in pages]
+            found: list[list[ir.Value]] = [[] for _ in range(num_queries)]
+            for r in range(0, LANES, _SUM_LANES):
+                sums = _dot(context, builder, num_queries, arrays, q, rows[r : r + _SUM_LANES], width, bounds)
+                for vectors, [one] in zip(found, sums, strict=True):
+                    vectors.append(one)
             # Lane p * TOKENS + t is token t of page p.
             order = [lane % TOKENS * PAGES + lane // TOKENS for lane in range(LANES)]
-            found = [[one for [one] in vectors] for vectors in zip(*by_token, strict=True)]
             _store_scores(context, builder, arrays[2], s, found, order)
             return context.get_dummy_value()
 
@@ -96,43 +100,41 @@ def _dot(context, builder, num_queries, arrays, q, rows, width, bounds):
     """Emit the products of each query with all rows; return its sums, eight in a vector.
 
     A sum is eight lanes wide whatever the processor has: Zen 4 computes 16 lanes in two halves, so products
-    take as long, and lanes are added in three rounds instead of four. Queries share what is read of a row as
-    far as there are registers. A prefetch goes with each line, since many at once wait for one another.
+    take as long, and lanes are added in three rounds instead of four. Queries share what is read of a row.
+    The 16 registers of AVX2 hold the sums of three queries with four rows. A prefetch goes with each line,
+    since many at once wait for one another.
     """
-    if num_queries > 1 and LANES == PAGES:
-        found = []
-        for query in range(num_queries):
-            first = builder.add(q, builder.mul(width, _word(query)))
-            found += _dot(context, builder, 1, arrays, first, rows, width, bounds)
-        return found
     queries, keys, _ = arrays
     ahead, begin, end = bounds
     firsts = [builder.add(q, builder.mul(width, _word(query))) for query in range(num_queries)]
-    zero = ir.Constant(_EIGHT, [0.0] * PAGES)
+    zero = ir.Constant(_EIGHT, [0.0] * _SUM_LANES)
     sums = [[cgutils.alloca_once_value(builder, zero) for _ in rows] for _ in firsts]
 
-    def add_eight(d, is_ahead):
-        places = [_pointer(context, builder, queries, builder.add(first, d), PAGES) for first in firsts]
+    def add_eight(d, chosen, is_ahead):
+        places = [_pointer(context, builder, queries, builder.add(first, d), _SUM_LANES) for first in firsts]
         x = [read_from(builder, place) for place in places]
-        for r, row in enumerate(rows):
-            at = builder.add(row, d)
+        for r in chosen:
+            at = builder.add(rows[r], d)
             if is_ahead:
-                prefetch_of(builder, _pointer(context, builder, keys, builder.add(at, ahead), PAGES))
-            key = read_from(builder, _pointer(context, builder, keys, at, PAGES))
+                prefetch_of(builder, _pointer(context, builder, keys, builder.add(at, ahead), _SUM_LANES))
+            key = read_from(builder, _pointer(context, builder, keys, at, _SUM_LANES))
             for one, totals in zip(x, sums, strict=True):
                 builder.store(fused(builder, one, key, builder.load(totals[r])), totals[r])
 
-    with cgutils.for_range_slice(builder, _word(0), width, _word(_LINE), _WORD) as (d, _):
-        fetches = builder.and_(builder.icmp_signed("<=", begin, d), builder.icmp_signed("<", d, end))
-        with builder.if_else(fetches) as (then, otherwise):
-            for branch, is_ahead in ((then, True), (otherwise, False)):
-                with branch:
-                    add_eight(d, is_ahead)
-                    add_eight(builder.add(d, _word(PAGES)), False)
+    at_once = len(rows) if num_queries == 1 or LANES > _SUM_LANES else len(rows) // 2
+    for first_row in range(0, len(rows), at_once):
+        chosen = range(first_row, first_row + at_once)
+        with cgutils.for_range_slice(builder, _word(0), width, _word(_LINE), _WORD) as (d, _):
+            fetches = builder.and_(builder.icmp_signed("<=", begin, d), builder.icmp_signed("<", d, end))
+            with builder.if_else(fetches) as (then, otherwise):
+                for branch, is_ahead in ((then, True), (otherwise, False)):
+                    with branch:
+                        add_eight(d, chosen, is_ahead)
+                        add_eight(builder.add(d, _word(_SUM_LANES)), chosen, False)
     return [
         [
-            _folded_eight(builder, [builder.load(total) for total in totals[r : r + PAGES]])
-            for r in range(0, len(rows), PAGES)
+            _folded_eight(builder, [builder.load(total) for total in totals[r : r + _SUM_LANES]])
+            for r in range(0, len(rows), _SUM_LANES)
         ]
         for totals in sums
     ]
@@ -158,8 +160,9 @@ def _joined(builder, a, b, these, those):
 def _store_scores(context, builder, scores, s, found, order):
     """Store a vector of scores for each query: its sums, eight in a vector, in an order."""
     for query, vectors in enumerate(found):
-        row = vectors[0] if len(vectors) == 1 else builder.shuffle_vector(*vectors, _lanes(order))
-        at = builder.add(s, _word(query * PAGES * LANES))
+        second = vectors[1] if len(vectors) == 2 else vectors[0]
+        row = builder.shuffle_vector(vectors[0], second, _lanes(order))
+        at = builder.add(s, _word(query * STEP))
         builder.store(row, _pointer(context, builder, scores, at, LANES)).align = 4
 
 
@@ -168,23 +171,28 @@ def order_pages(typing_context, scores, index):
     def generate(context, builder, signature, values):
         first = context.cast(builder, values[1], signature.args[1], types.intp)
         kinds = signature.args[0], types.intp
-        places = [
-            place_of(context, builder, kinds, (values[0], builder.add(first, _word(LANES * row))))
-            for row in range(PAGES)
-        ]
-        rows = [read_from(builder, place) for place in places]
+
+        def places_of(indices):
+            return [
+                place_of(context, builder, kinds, (values[0], builder.add(first, _word(at))))
+                for at in indices
+            ]
+
+        rows = [read_from(builder, place) for place in places_of(range(0, STEP, LANES))]
         width = 1
         while width < PAGES:  # exchange the off-diagonal blocks of each pair of rows
             step = width * TOKENS
             low = [lane if not lane & step else LANES + (lane ^ step) for lane in range(LANES)]
             high = [lane | step if not lane & step else LANES + lane for lane in range(LANES)]
-            for r in range(PAGES):
+            for r in range(len(rows)):
                 if not r & width:
                     pair = rows[r], rows[r | width]
                     rows[r] = builder.shuffle_vector(*pair, _lanes(low))
                     rows[r | width] = builder.shuffle_vector(*pair, _lanes(high))
             width *= 2
-        for row, place in zip(rows, places, strict=True):
+        # Row s * PAGES + p is the s-th vector of page p.
+        targets = [r % PAGES * PAGE_TOKENS + r // PAGES * LANES for r in range(len(rows))]
+        for row, place in zip(rows, places_of(targets), strict=True):
             builder.store(row, place).align = 4
         return context.get_dummy_value()
 
@@ -236,12 +244,12 @@ def _add(context, builder, num_queries, arrays, pages, ahead, words, bound):
         for row, totals in zip(places, sums, strict=True):
             for place, total in zip(row, totals, strict=True):
                 builder.store(read_from(builder, place), total)
-        num_pages = builder.sdiv(builder.add(count, _word(LANES - 1)), _word(LANES))
+        num_pages = builder.sdiv(builder.add(count, _word(PAGE_TOKENS - 1)), _word(PAGE_TOKENS))
         stop = builder.select(builder.icmp_signed("<", last, count), last, count)
         with cgutils.for_range_slice(builder, first, stop, _word(1), _WORD) as (t, _):
             inside = builder.add(builder.mul(t, stride), d)
             with cgutils.for_range_slice(builder, _word(0), num_pages, _word(1), _WORD) as (page, _):
-                token = builder.add(builder.mul(page, _word(LANES)), t)
+                token = builder.add(builder.mul(page, _word(PAGE_TOKENS)), t)
                 with builder.if_then(builder.icmp_signed("<", token, count)):
                     add_token(page, token, inside, sums)
         for row, totals in zip(places, sums, strict=True):
@@ -255,11 +263,12 @@ def _add(context, builder, num_queries, arrays, pages, ahead, words, bound):
             for v in range(len(sums[0])):
                 prefetch_of(builder, pointer(values, at, v * LANES))
         at = builder.add(builder.load(builder.gep(pages, [page])), inside)
-        found = [read_from(builder, pointer(values, at, v * LANES)) for v in range(len(sums[0]))]
-        for query, totals in enumerate(sums):
-            weight = read_from(builder, pointer(weights, builder.add(p, token), query * PAGES * LANES, 1))
-            weight = splat_of(builder, weight)
-            for value, total in zip(found, totals, strict=True):
+        weight_at = builder.add(p, token)
+        places = [pointer(weights, weight_at, query * STEP, 1) for query in range(num_queries)]
+        each = [splat_of(builder, read_from(builder, place)) for place in places]
+        for v, totals in enumerate(zip(*sums, strict=True)):
+            value = read_from(builder, pointer(values, at, v * LANES))
+            for weight, total in zip(each, totals, strict=True):
                 builder.store(fused(builder, weight, value, builder.load(total)), total)
 
     with cgutils.for_range_slice(builder, _word(0), whole, _word(2 * _PAIR), _WORD) as (d, _):

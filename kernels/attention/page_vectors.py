@@ -1,16 +1,16 @@
 """What the CPU's attention needs of vector registers beyond :mod:`kernels.cpu.vector`.
 
-A page is the keys or values of `lanes()` adjacent tokens of a block. A step of a decode row is eight pages.
+A page is the keys or values of 16 adjacent tokens of a block. A step of a decode row is lanes() / 2 pages.
 
 | operator | meaning |
 |---|---|
-| `score_page(queries, q, keys, place, stride, width, scores, s, ahead, begin, end)` | a page, one query |
+| `score_page(queries, q, keys, place, stride, width, scores, s, ahead, begin, end)` | one query |
 | `score_pages_2(queries, q, keys, places, offset, stride, width, scores, s, ...)` | 1/8 of each page |
 | `order_pages(scores, index)` | put the results of `score_pages` in the order of `score_page`'s |
 | `add_pages_2(weights, p, values, places, stride, acc, a, width, ahead, bounds)` | acc += weights . values |
 
 `score_page` stores lanes() scores: lane t is the query's product with token t. `score_pages_2` takes
-lanes() / 8 tokens of each page, the first of them at `offset`. It is for two queries, `score_pages_1` and
+two tokens of each page, the first of them at `offset`. It is for two queries, `score_pages_1` and
 `score_pages_3` are for one and three. A query is a width after the one before it, its scores a step after.
 The width is a multiple of 16. All of them add up in the same order. Meanwhile they prefetch what is `ahead`
 elements after columns `begin : end` of each token.

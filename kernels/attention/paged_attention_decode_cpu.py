@@ -1,8 +1,8 @@
 """Attention of decode rows over the paged KV cache on CPU.
 
 The unit of work is a row's positions for one KV head, with all query heads that share this head. A thread
-goes through the row's blocks in place, eight pages (of lanes() adjacent tokens) at a time, with an online
-softmax:
+goes through the row's blocks in place, eight pages (of 16 adjacent tokens) at a time, four with AVX2, with an
+online softmax:
 
     scores  s = q . k, eight tokens by up to three queries in registers: sums are eight lanes wide, then added
     softmax m' = max(m, max s), p = exp(s - m'), l' = l exp(m - m') + sum p
@@ -10,8 +10,8 @@ softmax:
 
 Rows leave the caches between two steps, and blocks are scattered. One page after another is read at a third
 of the memory's rate: the core's own prefetchers stop at a page's end, and what a program prefetches takes the
-same few places as its loads. Therefore the eight pages of a step are read side by side, a token of each in
-turn, so that eight of the core's prefetchers run at once. Besides, each key prefetches the value of its
+same few places as its loads. Therefore the pages of a step are read side by side, two tokens of each in
+turn, so that as many of the core's prefetchers run at once. Besides, each key prefetches the value of its
 token, and each value the key in its place of the next step: one line with each product, since many at once
 wait for one another.
 
@@ -54,7 +54,9 @@ from kernels.cpu.vector import (
     sum_of,
 )
 
-_PAGES = 8
+_PAGE_TOKENS = 16
+_STEP_VECTORS = 8
+"""Vectors of scores of a step, which has lanes() / 2 pages."""
 _GRAIN_HEADS = 16
 """A thread's minimum share, in rows times KV heads: about 100 µs at a few hundred tokens. The share does not
 depend on the rows' lengths, since the host does not know them."""
@@ -69,22 +71,21 @@ def _score(queries, width, num_queries, keys, places, stride, count, scores, ahe
     Their values are ``ahead`` elements after the keys, and are prefetched meanwhile unless that is 0.
     """
     w = lanes()
-    step = _PAGES * w
+    step = _STEP_VECTORS * w
     if count < step:
         share = (width // 16 + num_queries - 1) // num_queries * 16 if ahead != 0 else 0  # columns of a query
         for t in range(0, count, w):
-            place = places[t // w]
+            place = places[t // _PAGE_TOKENS] + t % _PAGE_TOKENS * stride
             for i in range(num_queries):
                 begin, q, s = i * share, i * width, i * step + t
                 score_page(queries, q, keys, place, stride, width, scores, s, ahead, begin, begin + share)
         return
     groups = (num_queries + 2) // 3
     share = (width // 16 + groups - 1) // groups * 16 if ahead != 0 else 0
-    together = w // _PAGES
-    for t in range(0, w, together):
+    for t in range(0, _PAGE_TOKENS, 2):
         o = t * stride
         for i in range(0, num_queries, 3):
-            n, q, s = num_queries - i, i * width, i * step + t // together * w
+            n, q, s = num_queries - i, i * width, i * step + t // 2 * w
             begin, end = i // 3 * share, (i // 3 + 1) * share
             if n >= 3:
                 score_pages_3(queries, q, keys, places, o, stride, width, scores, s, ahead, begin, end)
@@ -101,7 +102,7 @@ def _weigh(scores, lives, first, count, highest, total, acc, width):
     """Turn scores into weights, 0 for tokens that a query does not see; rescale its earlier sums."""
     w = lanes()
     for i in range(lives.shape[0]):
-        row, a, live = i * _PAGES * w, i * width, min(count, lives[i] - first)
+        row, a, live = i * _STEP_VECTORS * w, i * width, min(count, lives[i] - first)
         if live <= 0:
             continue
         end = row + (count + w - 1) // w * w
@@ -135,8 +136,9 @@ def _add_values(weights, lives, first, count, values, places, stride, acc, width
     ``is_ahead`` is 1, the pages ``ahead`` are prefetched.
     """
     w, num_queries = lanes(), lives.shape[0]
-    step, fetched, together = _PAGES * w, _PAGES * is_ahead, w if num_queries <= 3 else 4
-    for t in range(0, w, together):
+    step, fetched = _STEP_VECTORS * w, w // 2 * is_ahead
+    together = _PAGE_TOKENS if num_queries <= 3 else 4
+    for t in range(0, _PAGE_TOKENS, together):
         i = 0
         while i < num_queries:
             seen, n = min(count, lives[i] - first), 1
@@ -187,10 +189,10 @@ def _find_pages(cache_strides, block_size, head_dim, kv_head, block_ids, first, 
     Places of absent pages are those of the first page, so that they may be prefetched too.
     """
     w, g = lanes(), 0
-    for token in range(first, min(seen, first + _PAGES * w), w):
+    for token in range(first, min(seen, first + _STEP_VECTORS * w), _PAGE_TOKENS):
         places[g] = _place(cache_strides, block_size, head_dim, kv_head, block_ids, token) + shift
         g += 1
-    for k in range(g, _PAGES):
+    for k in range(g, w // 2):
         places[k] = places[0]
     return g
 
@@ -205,7 +207,7 @@ def _attend_row(
     ``next_`` is what this thread attends to then, so that its first step is prefetched as well. Values are
     ``to_values`` elements after their keys.
     """
-    seen, step = lives[-1], _PAGES * lanes()
+    seen, step, num_pages = lives[-1], _STEP_VECTORS * lanes(), lanes() // 2
     _find_pages(cache_strides, block_size, head_dim, kv_head, block_ids, 0, seen, places, 0)
     for first in range(0, seen, step):
         count, then = min(step, seen - first), first + step
@@ -222,7 +224,7 @@ def _attend_row(
         _add_values(
             scores, lives, first, count, v_cache, places, head_dim, acc, width, ahead, int(num_ahead > 0)
         )
-        for g in range(_PAGES):
+        for g in range(num_pages):
             places[g] = ahead[g] + to_values
 
 
@@ -233,10 +235,10 @@ def _attend_copied_row(
 ):  # fmt: skip
     """Like :func:`_attend_row`, for caches whose tokens are first copied to float32 rows of whole vectors."""
     w, seen = lanes(), lives[-1]
-    for g in range(_PAGES):
-        places[g] = g * w * width
-    for first in range(0, seen, _PAGES * w):
-        count = min(_PAGES * w, seen - first)
+    for g in range(w // 2):
+        places[g] = g * _PAGE_TOKENS * width
+    for first in range(0, seen, _STEP_VECTORS * w):
+        count = min(_STEP_VECTORS * w, seen - first)
         for t in range(count):
             place = _place(cache_strides, block_size, head_dim, kv_head, block_ids, first + t)
             _copy_token(k_cache, place, head_dim, keys, t * width)
@@ -259,14 +261,14 @@ def _attend_rows(
     heads_per_kv, w = num_heads // kv_heads, lanes()
     num_queries = num_positions * heads_per_kv
     room = num_queries + 1  # a query that is added alone has unused room beside it
-    width, step = (head_dim + 2 * w - 1) // (2 * w) * 2 * w, _PAGES * w
-    is_direct = is_narrow == 0 and head_dim == width and block_size % w == 0
+    width, step = (head_dim + 2 * w - 1) // (2 * w) * 2 * w, _STEP_VECTORS * w
+    is_direct = is_narrow == 0 and head_dim == width and block_size % _PAGE_TOKENS == 0
     queries, acc = aligned(room * width), aligned(room * width)
     total, scores = aligned(num_queries * w), aligned(room * step)
     highest, lives = np.empty(num_queries, np.float32), np.empty(num_queries, np.int64)
     staged = 0 if is_direct else step * width
-    keys, values, places = aligned(staged), aligned(staged), np.empty(_PAGES, np.int64)
-    ahead = np.zeros(_PAGES, np.int64)
+    keys, values, places = aligned(staged), aligned(staged), np.empty(w // 2, np.int64)
+    ahead = np.zeros(w // 2, np.int64)
     queries[:], keys[:], values[:], scores[:] = _ZERO, _ZERO, _ZERO, _ZERO
     for item in range(begin, end):
         row, kv_head = item // kv_heads, item % kv_heads

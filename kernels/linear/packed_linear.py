@@ -153,10 +153,10 @@ def multiply_panel(
     """Multiply all rows with a panel of float32 (``item_bytes`` 4) or bfloat16 (2).
 
     Up to six rows are one tile, which reads the panel once. More rows take it in parts, each from the L1
-    cache: while the first two tiles use a part, they fetch the next one, or the first one of ``following``,
-    the panel that this thread multiplies next. Otherwise the first tile of each part would wait for memory,
-    and memory for the later tiles. Between two parts the sums are in ``sums``. Tiles are of similar size,
-    since small tiles wait for loads.
+    cache: while the first two tiles use a part (the first one alone, if a row of the panel is one line), they
+    fetch the next part, or the first one of ``following``, the panel that this thread multiplies next.
+    Otherwise the first tile of each part would wait for memory, and memory for the later tiles. Between two
+    parts the sums are in ``sums``. Tiles are of similar size, since small tiles wait for loads.
     """
     width = panel_width_here()
     in_parts = num_rows > 6
@@ -177,19 +177,19 @@ def multiply_panel(
             saved = sums.ctypes.data + row * width * 4
             start, start_stride = (bias, 0) if first == 0 else (saved, width)
             target, target_stride = (y + row * y_stride * 4, y_stride) if is_last else (saved, width)
-            is_fetching = in_parts and (row == 0 or (row < 12 and lines > 1))
+            fetched = lines_a_tile if in_parts and (row == 0 or (row < 12 and lines > 1)) else 0
             x_tile, part = x + (row * x_stride + first) * 4, panel + first * width * item_bytes
             ahead = following - part if is_last else count * width * item_bytes
             ahead += lines_a_tile * 64 if row > 0 else 0
             if item_bytes == 4:
                 tile_of_float32(
                     size, x_tile, x_stride, part, count, count, 0, start, start_stride, target, target_stride,
-                    live if is_last else kept, squares if is_last else 0, lines_a_tile if is_fetching else 0, ahead,
+                    live if is_last else kept, squares if is_last else 0, fetched, ahead,
                 )  # fmt: skip
             else:
                 tile_of_bfloat16(
                     size, x_tile, x_stride, part, count, count, 0, start, start_stride, target, target_stride,
-                    live if is_last else kept, squares if is_last else 0, lines_a_tile if is_fetching else 0, ahead,
+                    live if is_last else kept, squares if is_last else 0, fetched, ahead,
                 )  # fmt: skip
             row += size
 
