@@ -40,8 +40,8 @@ from kernels.linear.panel_tile import (
 _USUAL_L2_BYTES = 2**20
 GRAIN_PRODUCTS = 2**22  # a thread's minimum share: about 100 µs
 ROWS_A_READ = 7
-_PART_FLOATS = 2**13
-"""The most elements of a part of a panel: 32 KB in float32, which fit into the L1 cache."""
+_PART_INPUTS = 128
+"""The most inputs of a part of a panel: 32 KB with AVX-512, which fit into the L1 cache."""
 
 
 def linear_reference(
@@ -134,9 +134,8 @@ def run_panels(
 @cpu_jit
 def partial_sums(most_rows, num_inputs):
     """Return the number of floats that :func:`multiply_panel` needs between two parts of a panel."""
-    width = panel_width_here()
-    in_parts = most_rows > 6 and num_inputs > _PART_FLOATS // width
-    return most_rows * width if in_parts else 0
+    in_parts = most_rows > 6 and num_inputs > _PART_INPUTS
+    return most_rows * panel_width_here() if in_parts else 0
 
 
 @cpu_jit
@@ -153,16 +152,14 @@ def multiply_panel(
     """Multiply all rows with a panel of float32 (``item_bytes`` 4) or bfloat16 (2).
 
     Up to six rows are one tile, which reads the panel once. More rows take it in parts, each from the L1
-    cache: while the first two tiles use a part (the first one alone, if a row of the panel is one line), they
-    fetch the next part, or the first one of ``following``, the panel that this thread multiplies next.
-    Otherwise the first tile of each part would wait for memory, and memory for the later tiles. Between two
-    parts the sums are in ``sums``. Tiles are of similar size, since small tiles wait for loads.
+    cache: while the first two tiles use a part, they fetch the next one, or the first one of ``following``,
+    the panel that this thread multiplies next. Otherwise the first tile of each part would wait for memory,
+    and memory for the later tiles. Between two parts the sums are in ``sums``. Tiles are of similar size,
+    since small tiles wait for loads.
     """
     width = panel_width_here()
     in_parts = num_rows > 6
-    most, lines = _PART_FLOATS // width, width * item_bytes // 64
-    num_parts = (num_inputs + most - 1) // most if in_parts else 1
-    lines_a_tile = max(1, lines // 2)
+    num_parts = (num_inputs + _PART_INPUTS - 1) // _PART_INPUTS if in_parts else 1
     step = (num_inputs + num_parts - 1) // num_parts
     kept = lanes() if live <= lanes() else width  # whole registers: the next part loads nothing unwritten
     for first in range(0, num_inputs, step):
@@ -177,19 +174,19 @@ def multiply_panel(
             saved = sums.ctypes.data + row * width * 4
             start, start_stride = (bias, 0) if first == 0 else (saved, width)
             target, target_stride = (y + row * y_stride * 4, y_stride) if is_last else (saved, width)
-            fetched = lines_a_tile if in_parts and (row == 0 or (row < 12 and lines > 1)) else 0
+            is_fetching = in_parts and row < 12
             x_tile, part = x + (row * x_stride + first) * 4, panel + first * width * item_bytes
             ahead = following - part if is_last else count * width * item_bytes
-            ahead += lines_a_tile * 64 if row > 0 else 0
+            ahead += 32 * item_bytes if row > 0 else 0
             if item_bytes == 4:
                 tile_of_float32(
                     size, x_tile, x_stride, part, count, count, 0, start, start_stride, target, target_stride,
-                    live if is_last else kept, squares if is_last else 0, fetched, ahead,
+                    live if is_last else kept, squares if is_last else 0, 2 if is_fetching else 0, ahead,
                 )  # fmt: skip
             else:
                 tile_of_bfloat16(
                     size, x_tile, x_stride, part, count, count, 0, start, start_stride, target, target_stride,
-                    live if is_last else kept, squares if is_last else 0, fetched, ahead,
+                    live if is_last else kept, squares if is_last else 0, 1 if is_fetching else 0, ahead,
                 )  # fmt: skip
             row += size
 

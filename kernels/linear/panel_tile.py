@@ -41,7 +41,13 @@ _NARROW = 7
 Stored = Literal["float32", "bfloat16", "fp8", "int8"]
 
 STORED_BYTES: dict[Stored, int] = {"float32": 4, "bfloat16": 2, "fp8": 1, "int8": 1}
-LINE_BYTES = 64
+LINES_AHEAD: dict[Stored, tuple[int, ...]] = {
+    "float32": (0, 2),
+    "bfloat16": (0, 1),
+    "fp8": (0,),
+    "int8": (0,),
+}
+"""Numbers of cache lines that a tile can fetch ahead for each row of a panel."""
 
 
 @functools.cache
@@ -63,14 +69,6 @@ def panel_width() -> int:
     """Return the number of outputs in a panel."""
     lanes, registers = vector_shape()
     return lanes * registers
-
-
-def lines_ahead(stored: Stored) -> tuple[int, ...]:
-    """Return how many cache lines a tile can fetch ahead for each row of a panel: none, or half a row's lines
-    and at least one."""
-    if stored in ("fp8", "int8"):
-        return (0,)
-    return 0, max(1, panel_width() * STORED_BYTES[stored] // 2 // LINE_BYTES)
 
 
 @CpuIntrinsic
@@ -126,7 +124,7 @@ def _tile(stored: Stored) -> Any:
     Arguments are addresses, and strides in elements. Row r's sums begin with ``start[r * start_stride :]``.
     The first ``live`` outputs are stored; if one register holds them, no others are computed, and nothing is
     fetched ahead. float32 and bfloat16 have one group and no scales. For each row of the panel, ``lines``
-    cache lines (as :func:`lines_ahead` says) are fetched ahead, from ``ahead`` bytes after the row.
+    cache lines (0, or as :data:`LINES_AHEAD` says) are fetched ahead, from ``ahead`` bytes after the row.
     """
     from llvmlite import ir
     from numba.core import types
@@ -139,7 +137,7 @@ def _tile(stored: Stored) -> Any:
         fits = builder.icmp_signed("<=", args[-4], ir.Constant(integer, lanes))
         variant = builder.select(fits, ir.Constant(integer, _NARROW), args[-2])
         switch = builder.switch(builder.add(builder.mul(args[0], ir.Constant(integer, 8)), variant), end)
-        for num_rows, lines in itertools.product(range(1, TILE_ROWS + 1), (*lines_ahead(stored), _NARROW)):
+        for num_rows, lines in itertools.product(range(1, TILE_ROWS + 1), (*LINES_AHEAD[stored], _NARROW)):
             block = builder.append_basic_block()
             switch.add_case(ir.Constant(integer, num_rows * 8 + lines), block)
             builder.position_at_end(block)
@@ -237,7 +235,7 @@ class _Emitter:
         fetch = self.function("llvm.prefetch.p0i8", ir.VoidType(), kind, *[ir.IntType(32)] * 3)
         row = builder.add(base, builder.mul(k, self.at(panel_width() * STORED_BYTES[stored])))
         for line in range(lines):
-            place = builder.inttoptr(builder.add(row, self.at(line * LINE_BYTES)), kind)
+            place = builder.inttoptr(builder.add(row, self.at(line * 64)), kind)
             for_reading, second_level, data = (ir.Constant(ir.IntType(32), n) for n in (0, 2, 1))
             builder.call(fetch, [place, for_reading, second_level, data])
 
