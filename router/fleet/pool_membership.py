@@ -53,7 +53,7 @@ class Membership:
     async def set_draining(self, worker: Worker, is_draining: bool, *, why: str) -> bool:
         """Send nothing new to the server from now on, or use it again. The server passes this on to all
         routers. A server that can't be reached now is told once it appears. Return False if the server is
-        connected and did not answer.
+        there and did not answer.
 
         Raises :class:`ConflictError` for a server that drains for good.
         """

@@ -132,6 +132,25 @@ async def test_a_new_life_of_a_server_that_drains_is_told_so(make_admin_stack, r
         await until(lambda: stack.services.pool.num_connected()[role] == 0)
 
 
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+async def test_a_server_that_is_about_to_stop_is_told_when_it_is_back(make_admin_stack, role):
+    """It takes no new calls, and its stream is open until its requests have ended."""
+    stack = await make_admin_stack()
+    (server,) = getattr(stack, role)
+    (worker,) = await ids(stack, role)
+    stopping = asyncio.create_task(server.server.stop(TIMEOUT_S))
+    await until(lambda: stack.services.pool.num_connected()[role] == 0)
+    link = next(one for one in stack.services.pool.workers() if one.worker_id == worker)
+    assert link.is_connected
+    assert (await post(stack, f"/workers/{worker}/drain"))["draining"]
+    await server.stop()
+    await stopping
+    assert not server.drains
+    await server.start()
+    await until(lambda: server.drains)
+    assert server.drains[-1].is_draining
+
+
 async def test_what_another_router_drains_is_seen(make_admin_stack):
     stack = await make_admin_stack()
     stack.prefill[0].drained_elsewhere(True)
