@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from engine.device_faults import reported
 from engine.engine import Engine
-from engine.priority import lower_priority
+from engine.priority import LOOK_S, Pace, lower_priority
 from engine.ranks.lead import LeadEngine
 from engine.step_result import StepResult
 from engine.watchdog import NoWatch, Watch, Watchdog
@@ -57,6 +57,7 @@ class EngineLoop:
         self._turn_began_s: float | None = None
         """When the step or event that the thread runs began; None while the thread waits for an event."""
         self._wanted = engine.bursts.wanted
+        self._pace = Pace()
         self._step_deadline_s = step_deadline_s
         self._watch: Watch = NoWatch()
         if step_deadline_s:
@@ -95,8 +96,12 @@ class EngineLoop:
             lower_priority(self._engine.config.niceness)
             idle, wait_s = True, None
             while self._handle_events(wait=idle, wait_s=wait_s):
-                self._turn_began_s = time.monotonic()
+                if self._pace.rests:
+                    idle, wait_s = True, LOOK_S
+                    continue
+                self._turn_began_s = began_s = time.monotonic()
                 result = self._engine.step()
+                self._pace.stepped(began_s, result.outputs)
                 idle, wait_s = result.did_nothing, result.wait_s
                 if not idle or result.to_give_up:
                     self._on_step(result)
@@ -128,6 +133,7 @@ class EngineLoop:
                 return False
             self._turn_began_s = time.monotonic()
             event()
+            self._pace.hurry()
             wait = False
 
     def _give_up(self) -> None:

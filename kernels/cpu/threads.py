@@ -311,8 +311,8 @@ class CpuThreads:
         self._control = np.zeros(_CONTROL_BYTES // 8 + 8, dtype=np.int64)
         self._address = -(-self._control.ctypes.data // 64) * 64
         self._set(_PENALTY, _LEAST_ALONE_NS)
-        self._shared_cores = shared_cores()
-        self._set(_SHARED_CORES, self._shared_cores.address)
+        self.shared_cores = shared_cores()
+        self._set(_SHARED_CORES, self.shared_cores.address)
         self._offered = np.zeros((MOST_OFFERED, COLUMNS), dtype=np.int64)
         self._num_offered = 0
         self._semaphore = ctypes.create_string_buffer(_SEMAPHORE_BYTES)
@@ -349,11 +349,11 @@ class CpuThreads:
         else:
             self._user = this
             self._set(_RUNNING, spins)
-            self._shared_cores.compute(kernel_threads())
+            self.shared_cores.compute(kernel_threads())
             try:
                 yield True
             finally:
-                self._shared_cores.rest()
+                self.shared_cores.rest()
                 self._set(_RUNNING, 0)
                 self._user = 0
                 self._busy.release()

@@ -42,6 +42,7 @@ def test_without_a_page_nobody_wants_anything(monkeypatch):
 def test_a_process_does_not_wait_for_itself(here):
     here.compute(num_threads=2)
     assert not wanted(here)
+    assert not here.comes_second
 
 
 @pytest.mark.parametrize(
@@ -67,6 +68,29 @@ def test_they_are_wanted_until_the_other_has_rested_or_seems_to_be_dead(
     monkeypatch.setattr(time, "monotonic_ns", lambda: then_ns)
     in_a_child(lambda: here.compute(2) if last == "compute" else here.rest())
     assert wanted(here) == expected
+
+
+@pytest.mark.parametrize("own", [0, 5, 10])
+@pytest.mark.parametrize("other", [0, 5, 10])
+def test_a_server_ignores_those_with_a_higher_niceness(here, own, other):
+    def compute_at(niceness):
+        here.lower_priority(niceness)
+        here.compute(num_threads=2)
+
+    in_a_child(lambda: compute_at(other))
+    compute_at(own)
+    assert wanted(here) == (other <= own)
+    assert here.comes_second == (other < own)
+
+
+def test_a_server_comes_second_until_the_other_has_rested(here, monkeypatch):
+    assert not SharedCores(shares_page=False).comes_second
+    in_a_child(lambda: here.compute(2))
+    here.lower_priority(5)
+    assert here.comes_second
+    later_ns = time.monotonic_ns() + 1_100_000_000
+    monkeypatch.setattr(time, "monotonic_ns", lambda: later_ns)
+    assert not here.comes_second
 
 
 def test_more_processes_than_places_share_them(here):
