@@ -199,6 +199,13 @@ class UnavailableError(TwinfangError):
     told_clients = "no server can take the request now; send it again"
 
 
+class UnreachableError(UnavailableError):
+    """There is no connection to the process, or it was lost, so the process has not answered.
+
+    Only the caller itself can find that out: sent to another process, this becomes its base class.
+    """
+
+
 class GroupLostError(TwinfangError):
     """A rank that others compute with is gone or has failed; they can't compute anything without it."""
 

@@ -21,7 +21,14 @@ import grpc.aio
 import msgpack
 
 from wire.codec import MAX_MESSAGE_BYTES, decode, encode
-from wire.errors import DeadlineError, TwinfangError, UnavailableError, WireError, error_from_code
+from wire.errors import (
+    DeadlineError,
+    TwinfangError,
+    UnavailableError,
+    UnreachableError,
+    WireError,
+    error_from_code,
+)
 from wire.messages.generation import (
     Cancel,
     ConnectPeers,
@@ -297,8 +304,10 @@ def open_channel(address: str) -> grpc.aio.Channel:
 async def call(channel: grpc.aio.Channel, method: Method, request: Any, *, timeout_s: float) -> Any:
     """Makes one unary call and returns the reply. Raises the error that the server raised.
 
-    Raises :class:`UnavailableError` if the server can't be reached, :class:`DeadlineError` if it does not
-    answer within ``timeout_s`` seconds. Cancelling the awaiting task cancels the call on the server.
+    Raises :class:`UnreachableError` if the server can't be reached, :class:`DeadlineError` if it does not
+    answer within ``timeout_s`` seconds, and :class:`UnavailableError` if gRPC reports another failure, for
+    example of a server that does not know the method. Cancelling the awaiting task cancels the call on the
+    server.
     """
     stub = channel.unary_unary(method.path)
     try:
@@ -334,7 +343,8 @@ def _fault_of(
     if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
         return DeadlineError(f"{method.name} got no answer within {timeout_s} s")
     advice = channel.advice(error.details() or "") if isinstance(channel, Advising) else ""
-    return UnavailableError(f"{method.name} failed: {error.code().name}: {error.details()}{advice}")
+    kind = UnreachableError if error.code() is grpc.StatusCode.UNAVAILABLE else UnavailableError
+    return kind(f"{method.name} failed: {error.code().name}: {error.details()}{advice}")
 
 
 def _reply_in(data: bytes, *expected: type) -> Any:

@@ -203,7 +203,7 @@ class Changes:
     async def set_draining(self, worker: Worker, is_draining: bool) -> list[MissingProcess]:
         """Drain a server, or use it again. A server that is out of reach is told once it appears.
 
-        Raises :class:`UnavailableError` if the server is connected but does not answer, and
+        Raises :class:`UnavailableError` if the server is connected but does not answer as it should, and
         :class:`ConflictError` if a server that drains for good should be used again.
         """
         may_change = is_draining or not worker.drain.is_retired
@@ -214,7 +214,8 @@ class Changes:
         if not was_told:
             what = "sends nothing there" if is_draining else "sends requests there again"
             raise UnavailableError.told(
-                f"worker {worker.worker_id} at {worker.address} did not answer within {TIMEOUT_S:g} s: "
+                f"worker {worker.worker_id} at {worker.address} did not answer within "
+                f"{TIMEOUT_S:g} s, or refused: "
                 f"this router {what}, but the worker and other routers do not know; ask again"
             )
         return missing

@@ -164,8 +164,8 @@ class Scripted:
     """TendSession calls so far."""
     session_news: SessionNews | None = field(default_factory=lambda: SessionNews(0, 0))
     """The answer to TendSession. None: the call fails."""
-    has_sessions: ClassVar[bool] = True
-    """Whether the server is of a release that has the call TendSession."""
+    unknown_calls: ClassVar[frozenset[str]] = frozenset()
+    """Names of calls that the server does not know, as one of an earlier release."""
     purges: list[PurgePrefixes] = field(default_factory=list)
     """Purge calls so far."""
     purge_news: PurgeNews | None = field(default_factory=lambda: PurgeNews(0, 0, 0))
@@ -241,9 +241,10 @@ class Scripted:
             GET_PREFIXES.name: unary_handler(GET_PREFIXES, get_prefixes),
             DESCRIBE.name: unary_handler(DESCRIBE, describe),
             GET_STATS.name: unary_handler(GET_STATS, get_stats),
+            TEND_SESSION.name: unary_handler(TEND_SESSION, tend_session),
         }
-        if self.has_sessions:
-            methods[TEND_SESSION.name] = unary_handler(TEND_SESSION, tend_session)
+        for name in self.unknown_calls:
+            del methods[name]
         self.server.add_generic_rpc_handlers((service(SERVER_SERVICE, methods),))
         self.port = self.server.add_insecure_port(self.address)
         await self.server.start()

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Sequence
 
 from router.fleet.links.server_connection import Connection
-from wire.errors import TwinfangError, UnavailableError
+from wire.errors import TwinfangError, UnreachableError
 from wire.messages.generation import ServerInfo, SetDraining
 from wire.messages.neighbours import MAX_HEIRS
 from wire.rpc import SET_DRAINING, call
@@ -62,8 +62,9 @@ class ServerDrain:
     async def tell(self) -> bool:
         """Tell the server what it does not know yet. If the wish changes meanwhile, the server is told again.
 
-        Return False if the server does not answer. A server that can't be reached is told when it appears: it
-        may be about to stop; it takes no more calls then, but its stream stays open until its requests end.
+        Return False if the server is connected but does not answer, or refuses. A server that can't be reached
+        is told when it appears: it may be about to stop; it takes no more calls then, but its stream stays
+        open until its requests end.
         """
         async with self._telling:
             while (wanted := self._untold) is not None:
@@ -72,7 +73,7 @@ class ServerDrain:
                 except TwinfangError as error:
                     address = self._connection.address
                     log.warning("server %s was not told whether to drain: %s", address, error)
-                    return isinstance(error, UnavailableError)
+                    return isinstance(error, UnreachableError)
                 if self._untold is wanted:
                     self._untold = None
             return True

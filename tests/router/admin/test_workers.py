@@ -8,7 +8,15 @@ import pytest
 from testing.conditions import TIMEOUT_S, until
 from testing.router.admin_calls import get, ids, post
 from testing.router.scripted_router import MODEL
-from testing.router.scripted_servers import ScriptedDecode, hanging, saying, server_info, server_stats
+from testing.router.scripted_servers import (
+    Scripted,
+    ScriptedDecode,
+    hanging,
+    saying,
+    server_info,
+    server_stats,
+)
+from wire.rpc import SET_DRAINING
 
 
 async def test_workers_and_pools_show_what_servers_and_the_router_know(make_admin_stack):
@@ -149,6 +157,15 @@ async def test_a_server_that_is_about_to_stop_is_told_when_it_is_back(make_admin
     await server.start()
     await until(lambda: server.drains)
     assert server.drains[-1].is_draining
+
+
+async def test_a_server_that_answers_but_does_not_take_the_call_is_no_success(make_admin_stack, monkeypatch):
+    """Nothing would tell it until its next stream, and that may be never."""
+    monkeypatch.setattr(Scripted, "unknown_calls", {SET_DRAINING.name})
+    stack = await make_admin_stack()
+    (worker,) = await ids(stack, "decode")
+    reply = await post(stack, f"/workers/{worker}/drain", status=503)
+    assert "the worker and other routers do not know" in reply["error"]["message"]
 
 
 async def test_what_another_router_drains_is_seen(make_admin_stack):

@@ -10,6 +10,7 @@ from testing.conditions import until
 from testing.router.scripted_router import MODEL
 from testing.router.scripted_servers import Scripted, saying, server_stats
 from wire.messages.sessions import NAME_BYTES, SessionNews
+from wire.rpc import TEND_SESSION
 
 PROMPT = list(range(5, 45))
 CHAT = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 1}
@@ -163,7 +164,7 @@ async def test_an_unknown_retention_is_refused(stack):
 
 
 async def test_a_server_without_sessions_serves_all_the_same(make_stack, monkeypatch):
-    monkeypatch.setattr(Scripted, "has_sessions", False)
+    monkeypatch.setattr(Scripted, "unknown_calls", {TEND_SESSION.name})
     stack = await make_stack()
     stack.decode[0].script = saying([50])
     await sent(stack, session_id="chat", prompt_cache_retention="24h")
