@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from kernels.cpu.jit import settle
+from kernels.linear.joined_rows import joined_rows
 from kernels.replay.kept_inputs import PendingRows
 from kernels.ssm.boundaries import Boundaries
 
@@ -83,7 +82,4 @@ class Batch:
 
 def joined(outputs: list[Tensor]) -> Tensor:
     """Return a layer's outputs for decode rows and prefill rows in one tensor."""
-    if len(outputs) == 1:
-        return outputs[0]
-    settle()
-    return torch.cat(outputs)
+    return outputs[0] if len(outputs) == 1 else joined_rows(*outputs)

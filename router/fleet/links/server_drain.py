@@ -62,9 +62,9 @@ class ServerDrain:
     async def tell(self) -> bool:
         """Tell the server what it does not know yet. If the wish changes meanwhile, the server is told again.
 
-        Return False if the server is connected but does not answer, or refuses. A server that can't be reached
-        is told when it appears: it may be about to stop; it takes no more calls then, but its stream stays
-        open until its requests end.
+        Return False if the server is connected but does not answer, or refuses. A server that can't be
+        reached is told when it appears: it may be about to stop; it takes no more calls then, but its stream
+        stays open until its requests end.
         """
         async with self._telling:
             while (wanted := self._untold) is not None:
