@@ -203,8 +203,7 @@ def _plan_slowly(sound: Callable[..., Any], chunks: PromptChunks, *arguments: An
 
 
 def _die_in_read(sound: Callable[..., Any], transfer: Transfer, part: Any) -> None:
-    sound(transfer, part)
-    assert transfer._num_under_way, "the read was over as soon as it was posted"
+    sound(transfer, part)  # a small read may be over by now, but the lease's owner does not know yet
     os.kill(os.getpid(), signal.SIGKILL)
 
 
