@@ -116,7 +116,7 @@ class EngineConfig:
     GPU, 0 on a CPU or with ``sanitize``."""
     stream_interval_s: float | None = None
     """For how long decode steps follow each other before their tokens are sent together
-    (:mod:`engine.step.burst`); 0: every step's tokens are sent. None: 0.016 on a CPU, 0 on a GPU, with
+    (:mod:`engine.step.burst`); 0: every step's tokens are sent. None: 0.025 on a CPU, 0 on a GPU, with
     several ranks, or with ``sanitize``."""
     step_deadline_s: float | None = None
     """A step that takes longer than this shows that the device hangs, and the process ends. 0: steps may take

@@ -18,8 +18,8 @@ from engine.config import EngineConfig
 from kernels.cpu.threads import Repeats
 from wire.errors import ConfigError
 
-CPU_INTERVAL_S = 0.016
-"""The default on a CPU: a screen shows a new image as often, and 60 messages a second cost little."""
+CPU_INTERVAL_S = 0.025
+"""The default on a CPU: a film shows a new image less often, and 40 messages a second cost little."""
 
 MAX_STEPS = 8
 """Maximum number of steps in a burst. Blocks are given ahead for so many. More would save little: the work of

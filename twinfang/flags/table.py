@@ -158,7 +158,7 @@ STREAM_INTERVAL = Flag(
     *("--stream-interval", "SECONDS", zero_or_more("seconds")),
     "for how long short decode steps may follow each other before their tokens are sent together; 0: each "
     "step's tokens are sent at once",
-    default_text="0.016 on a CPU with one rank, else 0",
+    default_text="0.025 on a CPU with one rank, else 0",
     setting="stream_interval_s",
 )
 

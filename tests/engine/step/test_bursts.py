@@ -183,7 +183,7 @@ def test_what_needs_single_steps_excludes_an_interval(tmp_path, settings, says):
 
 def test_the_interval_is_checked(tmp_path):
     device = torch.device("cpu")
-    assert stream_interval(EngineConfig(tmp_path, "both"), device) == 0.016
+    assert stream_interval(EngineConfig(tmp_path, "both"), device) == 0.025
     assert stream_interval(EngineConfig(tmp_path, "both"), torch.device("cuda")) == 0
     for wrong in (-1.0, math.inf, math.nan):
         with pytest.raises(ConfigError, match=f"`stream_interval_s` must be at least 0, got {wrong}"):
