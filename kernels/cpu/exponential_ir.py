@@ -1,7 +1,8 @@
 """The exponential and silu of a vector as LLVM instructions (:mod:`kernels.cpu.vector_ir`).
 
-Both have the formula of :func:`kernels.cpu.exp.exp_f32`. With AVX-512 one instruction multiplies by 2^n; the
-product is exact, so that the bits are those of the integers that build 2^n elsewhere.
+Both have the range reduction and the polynomial of :func:`kernels.cpu.exp.exp_f32`, but find 2^n without a
+conversion: after 1.5 * 2^23 + 127 is added to a number, its lowest bits are the rounded number plus 127,
+which is the exponent of 2^n.
 """
 
 from __future__ import annotations
@@ -13,26 +14,22 @@ from kernels.cpu.format_ir import constant
 
 _POLYNOMIAL = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 0.5)
 _LOG2_E, _LN2 = 1.44269504, 0.69314718
-_SMALLEST, _LARGEST = -87.33, 88.0
-_AVX512_LANES = 16
-_TO_NEAREST = ir.Constant(ir.IntType(32), 4)  # the rounding that the processor is set to
+_SMALLEST, _LARGEST = -88.0, 88.0  # at the smallest, the exponent of 2^n is 0, which makes 2^n 0 as well
+_ROUNDING = 1.5 * 2**23 + 127
+_MANTISSA_BITS = 23
 
 
 def exponential_of(builder, x):
-    """Emit e^x: 0 below the smallest exponent."""
-    inside = _between(builder, x, _SMALLEST, _LARGEST)
-    is_small = builder.fcmp_ordered("<", x, constant(x.type, _SMALLEST))
-    return builder.select(is_small, constant(x.type, 0.0), _power(builder, inside))
+    """Emit e^x: 0 where 2^n would be denormal, e^88 above 88, and NaN for NaN."""
+    inside = _limited(builder, _limited(builder, x, ">", _SMALLEST), "<", _LARGEST)
+    return _power(builder, inside)
 
 
 def silu_of(builder, x):
     """Emit x / (1 + e^-x). What e^-x is for large x does not matter, since 1 absorbs it."""
-    negative = builder.fsub(
-        constant(x.type, 0.0), _between(builder, x, -_LARGEST, -_SMALLEST), flags=("contract",)
-    )
-    return builder.fdiv(
-        x, builder.fadd(constant(x.type, 1.0), _power(builder, negative), flags=("contract",))
-    )
+    negative = builder.fsub(constant(x.type, -0.0), x)
+    power = exponential_of(builder, negative)
+    return builder.fdiv(x, builder.fadd(constant(x.type, 1.0), power, flags=("contract",)))
 
 
 def fused(builder, a, b, c):
@@ -42,33 +39,22 @@ def fused(builder, a, b, c):
 
 def _power(builder, x):
     """Emit e^x for numbers between the smallest and the largest, and NaN for NaN."""
-    scaled = fused(builder, x, constant(x.type, _LOG2_E), constant(x.type, 0.5))
-    n = _call(builder, f"llvm.floor.v{x.type.count}f32", x.type, [scaled])
-    r = fused(builder, n, constant(x.type, -_LN2), x)
+    rounding = constant(x.type, _ROUNDING)
+    shifted = fused(builder, x, constant(x.type, _LOG2_E), rounding)
+    r = fused(builder, builder.fsub(shifted, rounding), constant(x.type, -_LN2), x)
     p = constant(x.type, _POLYNOMIAL[0])
     for coefficient in (*_POLYNOMIAL[1:], 1.0, 1.0):
         p = fused(builder, p, r, constant(x.type, coefficient))
-    return _scaled(builder, p, n)
+    integers = ir.VectorType(ir.IntType(32), x.type.count)
+    exponent = builder.bitcast(shifted, integers)
+    two_to_n = builder.shl(exponent, ir.Constant(integers, [_MANTISSA_BITS] * x.type.count))
+    return builder.fmul(p, builder.bitcast(two_to_n, x.type), flags=("contract",))
 
 
-def _scaled(builder, p, n):
-    """Emit p 2^n for whole n."""
-    if n.type.count == _AVX512_LANES:
-        every_lane = ir.Constant(ir.IntType(_AVX512_LANES), -1)
-        operands = [p, n, constant(p.type, 0.0), every_lane, _TO_NEAREST]
-        return _call(builder, "llvm.x86.avx512.mask.scalef.ps.512", p.type, operands)
-    kind = ir.VectorType(ir.IntType(32), n.type.count)
-    exponent = builder.add(builder.fptosi(n, kind), ir.Constant(kind, [127] * kind.count))
-    two_to_n = builder.bitcast(builder.shl(exponent, ir.Constant(kind, [23] * kind.count)), p.type)
-    return builder.fmul(p, two_to_n, flags=("contract",))
-
-
-def _between(builder, x, least, most):
-    """Emit x limited to a range; NaN stays NaN."""
-    inside = builder.select(builder.fcmp_ordered("<", x, constant(x.type, least)), constant(x.type, least), x)
-    return builder.select(
-        builder.fcmp_ordered(">", inside, constant(x.type, most)), constant(x.type, most), inside
-    )
+def _limited(builder, x, operator, bound):
+    """Emit x where it is on this side of a bound, else the bound; NaN stays NaN."""
+    limit = constant(x.type, bound)
+    return builder.select(builder.fcmp_unordered(operator, x, limit), x, limit)
 
 
 def _call(builder, name, result, arguments):

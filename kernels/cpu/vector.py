@@ -25,7 +25,7 @@ for bfloat16 and uint8 for float8_e4m3fn: loads widen them, and stores round to 
 | `multiply_add(a, b, c)` | a b + c, lane by lane, rounded once in every compilation |
 | `multiply_add_number(a, b, c)` | a b + c of numbers, rounded once in every compilation of a loop |
 | `maximum(a, b)` | lane by lane; b if either is NaN |
-| `exponential(vector)` | `exp_f32`, lane by lane |
+| `exponential(vector)` | e^x, lane by lane; 0 below -87.68, e^88 above 88, NaN for NaN |
 | `silu(vector)` | x / (1 + e^-x), lane by lane |
 | `sum_of(vector)`, `largest_of(vector)` | one number, computed in a fixed order |
 | `rounding_key(layer_seed, head, position)` | the key of stochastic_round.py; an integer |

@@ -17,7 +17,7 @@ import torch
 
 from kernels.cpu.exp import exp_f32
 from kernels.cpu.jit import FlatArray, cpu_jit
-from kernels.cpu.vector import aligned, clear_columns, lanes, load, multiply_add, silu, store
+from kernels.cpu.vector import aligned, clear_columns, lanes, load, multiply_add, prefetch, silu, store
 from kernels.ssm.staged_slots import StagedSlots
 
 _BLOCK_CHANNELS = 16  # a multiple of any vector's width, so that threads' shares don't change the arithmetic
@@ -71,6 +71,9 @@ def _convolve_four_tokens(x, inputs, token_stride, taps, bias, num_channels, y, 
         w0, w1 = load(taps, c), load(taps, num_channels + c)
         w2, w3 = load(taps, 2 * num_channels + c), load(taps, 3 * num_channels + c)
         offset, i, o = load(bias, c), inputs + c, target + c
+        for k in range(4):  # what the next four tokens read and write
+            prefetch(x, i + (7 + k) * s)
+            prefetch(y, o + (4 + k) * y_stride)
         x0, x1, x2, x3 = load(x, i), load(x, i + s), load(x, i + 2 * s), load(x, i + 3 * s)
         x4, x5, x6 = load(x, i + 4 * s), load(x, i + 5 * s), load(x, i + 6 * s)
         y0, y1 = multiply_add(w0, x0, offset), multiply_add(w0, x1, offset)
