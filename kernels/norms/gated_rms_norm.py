@@ -22,6 +22,7 @@ from kernels.cpu.exp import exp_f32
 from kernels.cpu.jit import CpuKernel, FlatArray, cpu_jit
 from kernels.cpu.vector import lanes, load, multiply, multiply_add, silu, splat, store, sum_of
 from kernels.gpu.triton_jit import tl, triton, triton_jit
+from kernels.norms.silu_gate import gate_four
 
 
 def gated_group_rms_norm_reference(
@@ -117,8 +118,16 @@ def _launch(
 _TILE_ELEMENTS = 512  # a program takes so many if groups are small: two warps load 16 bytes per thread
 
 
-# On a CPU a group takes two passes, the second from the first cache. Some rows together take the first pass:
-# a group's root and quotient take as long as some twenty vectors, and the groups after it fill that time.
+# On a CPU a group takes two passes, the second from the first cache. Some rows together take the first pass.
+# Between the passes the roots and quotients of all their groups are computed as vectors: one takes as long as
+# some twenty vectors of the first pass, and the core does not look far enough ahead to fill that time.
+@cpu_jit
+def _invert_roots(sums, count, group_size, eps):
+    """Turn the first ``count`` sums of squares into ``1 / sqrt(mean + eps)``."""
+    for g in range(count):
+        sums[g] = np.float32(1 / np.sqrt(sums[g] / group_size + eps))
+
+
 @cpu_jit
 def _gated_group_rms_norm_cpu(y, y_stride, z, z_stride, weight, group_size, eps, out, begin, end):
     width, w = weight.shape[0], lanes()
@@ -130,7 +139,12 @@ def _gated_group_rms_norm_cpu(y, y_stride, z, z_stride, weight, group_size, eps,
             for start in range(0, width, group_size):
                 a, b, o = i * y_stride + start, i * z_stride + start, i * width + start
                 sums = splat(_ZERO)
-                for j in range(0, whole, w):
+                fours = whole - whole % (4 * w)
+                for j in range(0, fours, 4 * w):
+                    u0, u1, u2, u3 = gate_four(y, a + j, z, b + j, out, o + j)
+                    sums = multiply_add(u1, u1, multiply_add(u0, u0, sums))
+                    sums = multiply_add(u3, u3, multiply_add(u2, u2, sums))
+                for j in range(fours, whole, w):
                     gated = multiply(load(y, a + j), silu(load(z, b + j)))
                     store(out, o + j, gated)
                     sums = multiply_add(gated, gated, sums)
@@ -138,8 +152,9 @@ def _gated_group_rms_norm_cpu(y, y_stride, z, z_stride, weight, group_size, eps,
                 for j in range(whole, group_size):
                     out[o + j] = y[a + j] * np.divide(z[b + j], _ONE + exp_f32(-z[b + j]))
                     squares += out[o + j] * out[o + j]
-                scales[g] = np.float32(1 / np.sqrt(squares / group_size + eps))
+                scales[g] = squares
                 g += 1
+        _invert_roots(scales, g, group_size, eps)
         g = 0
         for i in range(first, last):
             for start in range(0, width, group_size):
@@ -167,16 +182,21 @@ def _group_rms_norm_then_gate_cpu(y, y_stride, z, z_stride, weight, group_size, 
                 squares = sum_of(sums)
                 for j in range(whole, group_size):
                     squares += y[a + j] * y[a + j]
-                scales[g] = np.float32(1 / np.sqrt(squares / group_size + eps))
+                scales[g] = squares
                 g += 1
+        _invert_roots(scales, g, group_size, eps)
         g = 0
         for i in range(first, last):
             for start in range(0, width, group_size):
                 a, b, o = i * y_stride + start, i * z_stride + start, i * width + start
                 scale = splat(scales[g])
                 for j in range(0, whole, w):
-                    scaled = multiply(multiply(load(y, a + j), scale), load(weight, start + j))
-                    store(out, o + j, multiply(scaled, silu(load(z, b + j))))
+                    store(out, o + j, multiply(multiply(load(y, a + j), scale), load(weight, start + j)))
+                fours = whole - whole % (4 * w)
+                for j in range(0, fours, 4 * w):
+                    gate_four(out, o + j, z, b + j, out, o + j)
+                for j in range(fours, whole, w):
+                    store(out, o + j, multiply(load(out, o + j), silu(load(z, b + j))))
                 for j in range(whole, group_size):
                     gate = np.divide(z[b + j], _ONE + exp_f32(-z[b + j]))
                     out[o + j] = y[a + j] * scales[g] * weight[start + j] * gate

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from kernels.cpu.jit import FlatArray, cpu_jit
-from kernels.cpu.vector import lanes, load, multiply, multiply_add, prefetch, splat, store, sum_of
+from kernels.cpu.vector import add, lanes, load, multiply, multiply_add, prefetch, splat, store, sum_of
 from kernels.gpu.strides import adjacent
 from kernels.gpu.triton_jit import tl, triton, triton_jit
 
@@ -111,17 +111,31 @@ def _as_rows(x: torch.Tensor) -> torch.Tensor:
 
 
 @cpu_jit
+def sum_of_squares(x, a, size):
+    """Return the sum of squares of ``x[a:]``, ``size`` elements; four sums, since each waits for its last."""
+    w, zero = lanes(), splat(_ZERO)
+    whole = size - size % w
+    fours = whole - whole % (4 * w)
+    s0, s1, s2, s3 = zero, zero, zero, zero
+    for j in range(a, a + fours, 4 * w):
+        x0, x1, x2, x3 = load(x, j), load(x, j + w), load(x, j + 2 * w), load(x, j + 3 * w)
+        s0, s1 = multiply_add(x0, x0, s0), multiply_add(x1, x1, s1)
+        s2, s3 = multiply_add(x2, x2, s2), multiply_add(x3, x3, s3)
+    for j in range(a + fours, a + whole, w):
+        element = load(x, j)
+        s0 = multiply_add(element, element, s0)
+    squares = sum_of(add(add(s0, s1), add(s2, s3)))
+    for j in range(a + whole, a + size):
+        squares += x[j] * x[j]
+    return squares
+
+
+@cpu_jit
 def norm_row(x, a, weight, b, size, eps, y, c):
     """Compute ``y[c:] = rms_norm(x[a:]) * weight[b:]`` for ``size`` elements; y may be x itself."""
     w = lanes()
     whole = size - size % w
-    sums = splat(_ZERO)
-    for j in range(0, whole, w):
-        element = load(x, a + j)
-        sums = multiply_add(element, element, sums)
-    squares = sum_of(sums)
-    for j in range(whole, size):
-        squares += x[a + j] * x[a + j]
+    squares = sum_of_squares(x, a, size)
     inverse = np.float32(1 / np.sqrt(squares / size + eps))
     scale = splat(inverse)
     for j in range(0, whole, w):

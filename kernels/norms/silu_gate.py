@@ -52,10 +52,30 @@ def _launch(y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
 
 
 @cpu_jit
+def gate_four(y, a, z, b, out, c):
+    """Compute ``out[c:] = y[a:] * silu(z[b:])`` for four vectors, and return them.
+
+    They share the constants of silu, which AVX2 has too few registers to keep.
+    """
+    w = lanes()
+    u0, u1 = multiply(load(y, a), silu(load(z, b))), multiply(load(y, a + w), silu(load(z, b + w)))
+    u2 = multiply(load(y, a + 2 * w), silu(load(z, b + 2 * w)))
+    u3 = multiply(load(y, a + 3 * w), silu(load(z, b + 3 * w)))
+    store(out, c, u0)
+    store(out, c + w, u1)
+    store(out, c + 2 * w, u2)
+    store(out, c + 3 * w, u3)
+    return u0, u1, u2, u3
+
+
+@cpu_jit
 def gate_row(y, a, z, b, size, out, c):
     """Compute ``out[c:] = y[a:] * silu(z[b:])`` for ``size`` elements; y and out may be the same array."""
-    whole = size - size % lanes()
-    for j in range(0, whole, lanes()):
+    w, whole = lanes(), size - size % lanes()
+    fours = whole - whole % (4 * w)
+    for j in range(0, fours, 4 * w):
+        gate_four(y, a + j, z, b + j, out, c + j)
+    for j in range(fours, whole, w):
         store(out, c + j, multiply(load(y, a + j), silu(load(z, b + j))))
     for j in range(whole, size):
         out[c + j] = y[a + j] * np.divide(z[b + j], _ONE + exp_f32(-z[b + j]))
