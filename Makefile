@@ -7,7 +7,8 @@ BIN := $(VENV)/bin
 TEST_WORKERS ?= 3
 READY := $(VENV)/.ready
 PYTEST = $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
-PIP_INSTALL = $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
+# Python compiles a module when it is first imported. Most of what is installed never is.
+PIP_INSTALL = $(BIN)/python -m pip install -qq --disable-pip-version-check --no-compile -c constraints.txt
 
 # Tests start some hundred processes. Without compiled modules, each of them compiles all its sources again.
 unexport PYTHONDONTWRITEBYTECODE

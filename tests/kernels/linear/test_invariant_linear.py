@@ -12,7 +12,7 @@ TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 DTYPES = pytest.mark.parametrize("dtype", TOLERANCE)
 SHAPES = pytest.mark.parametrize(
     ("num_outputs", "num_inputs", "num_parts"),
-    [(130, 1100, 2), (70, 96, 1), (3, 5, 1), (40, 2060, 4)],
+    [pytest.param(130, 1100, 2, marks=pytest.mark.exhaustive), (70, 96, 1), (3, 5, 1), (40, 2060, 4)],
 )
 
 

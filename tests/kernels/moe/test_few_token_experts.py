@@ -26,7 +26,9 @@ def ids_of(num_tokens):
     return ids.to(DEVICE)
 
 
-@pytest.mark.parametrize("num_tokens", [1, 3, 17, 40, 128])
+@pytest.mark.parametrize(
+    "num_tokens", [1, 3, *(pytest.param(number, marks=pytest.mark.exhaustive) for number in (17, 40)), 128]
+)
 @pytest.mark.parametrize("is_gated", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_both_products_equal_those_in_float64(num_tokens, is_gated, dtype):
