@@ -10,8 +10,8 @@ A weight in bfloat16 is widened in registers, each time a tile reads it, and not
 the bits of the same weight in float32. For one row it takes half the time, for many rows the same
 (docs/decisions/045-weight-dtype.md).
 
-A block of rows is small enough to stay in the L2 cache while it is multiplied with all panels; threads share
-panels and blocks of rows. Times, beside torch's (MKL), are in docs/performance.md.
+A block of rows stays in the caches while it is multiplied with all panels; threads share panels and blocks of
+rows. Times, beside torch's (MKL), are in docs/performance.md.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from kernels.linear.panel_tile import (
     panel_width_here,
     tile_of_bfloat16,
     tile_of_float32,
+    vector_shape,
 )
 
 _USUAL_L2_BYTES = 2**20
@@ -42,6 +43,13 @@ GRAIN_PRODUCTS = 2**22  # a thread's minimum share: about 100 µs
 ROWS_A_READ = 7
 _PART_INPUTS = 128
 """The most inputs of a part of a panel: 32 KB with AVX-512, which fit into the L1 cache."""
+_AHEAD_BYTES = 1024
+"""How far a tile of two to six rows fetches its own panel ahead if a panel is two registers wide. The core's
+own prefetchers stop at the end of each 4 KB."""
+_LONG_PART_INPUTS = 2048
+"""The most inputs of a part for more than 12 rows if a panel is two registers wide. A tile takes 64 bytes of
+it in six cycles, and the L2 cache gives three times as many. Between two parts the sums are stored and
+loaded."""
 
 
 def linear_reference(
@@ -62,10 +70,14 @@ def padded_bias(bias: torch.Tensor | None, size: int) -> torch.Tensor:
 
 @functools.cache
 def _row_block_elements() -> int:
-    """Return how many elements of x fill half of a core's L2 cache."""
+    """Return how many elements of x a block of rows has: they fill half of a core's L2 cache. If a panel is
+    two registers wide, they fill twice that cache: a tile takes 24 bytes of x in six cycles, which the L3
+    cache gives too, and panels come from memory less often.
+    """
     name = "SC_LEVEL2_CACHE_SIZE"  # unknown to some systems, and 0 on others
     known = os.sysconf(name) if name in os.sysconf_names else 0
-    return (known if known > 0 else _USUAL_L2_BYTES) // 2 // FLOAT_BYTES
+    l2_elements = (known if known > 0 else _USUAL_L2_BYTES) // FLOAT_BYTES
+    return l2_elements * 2 if vector_shape()[1] == 2 else l2_elements // 2
 
 
 def block_rows_for(num_inputs: int) -> int:
@@ -151,15 +163,18 @@ def multiply_panel(
 ):
     """Multiply all rows with a panel of float32 (``item_bytes`` 4) or bfloat16 (2).
 
-    Up to six rows are one tile, which reads the panel once. More rows take it in parts, each from the L1
-    cache: while the first two tiles use a part, they fetch the next one, or the first one of ``following``,
-    the panel that this thread multiplies next. Otherwise the first tile of each part would wait for memory,
-    and memory for the later tiles. Between two parts the sums are in ``sums``. Tiles are of similar size,
-    since small tiles wait for loads.
+    Up to six rows are one tile, which reads the panel once. More rows take it in parts: while the first two
+    tiles use a part, each fetches one half of the next part, or of the first one of ``following``, the panel
+    that this thread multiplies next. Otherwise the first tile of each part would wait for memory, and memory
+    for the later tiles. If the first tile fetched all, memory would wait for the second, since a core has
+    few fetches under way. Between two parts the sums are in ``sums``. Tiles are of similar size, since small
+    tiles wait for loads.
     """
     width = panel_width_here()
+    has_narrow_panels = width == 2 * lanes()
     in_parts = num_rows > 6
-    num_parts = (num_inputs + _PART_INPUTS - 1) // _PART_INPUTS if in_parts else 1
+    most = _LONG_PART_INPUTS if num_rows > 12 and has_narrow_panels else _PART_INPUTS
+    num_parts = (num_inputs + most - 1) // most if in_parts else 1
     step = (num_inputs + num_parts - 1) // num_parts
     kept = lanes() if live <= lanes() else width  # whole registers: the next part loads nothing unwritten
     for first in range(0, num_inputs, step):
@@ -174,19 +189,22 @@ def multiply_panel(
             saved = sums.ctypes.data + row * width * 4
             start, start_stride = (bias, 0) if first == 0 else (saved, width)
             target, target_stride = (y + row * y_stride * 4, y_stride) if is_last else (saved, width)
-            is_fetching = in_parts and row < 12
             x_tile, part = x + (row * x_stride + first) * 4, panel + first * width * item_bytes
-            ahead = following - part if is_last else count * width * item_bytes
-            ahead += 32 * item_bytes if row > 0 else 0
+            share, ahead = 0, 0
+            if in_parts and row < 12:
+                share, ahead = 2, following - part if is_last else count * width * item_bytes
+                ahead += count * width * item_bytes // 2 if row > 0 else 0
+            elif has_narrow_panels and 1 < num_rows <= 6:
+                share, ahead = 1, _AHEAD_BYTES
             if item_bytes == 4:
                 tile_of_float32(
                     size, x_tile, x_stride, part, count, count, 0, start, start_stride, target, target_stride,
-                    live if is_last else kept, squares if is_last else 0, 2 if is_fetching else 0, ahead,
+                    live if is_last else kept, squares if is_last else 0, share, ahead,
                 )  # fmt: skip
             else:
                 tile_of_bfloat16(
                     size, x_tile, x_stride, part, count, count, 0, start, start_stride, target, target_stride,
-                    live if is_last else kept, squares if is_last else 0, 1 if is_fetching else 0, ahead,
+                    live if is_last else kept, squares if is_last else 0, share, ahead,
                 )  # fmt: skip
             row += size
 

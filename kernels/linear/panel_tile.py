@@ -35,19 +35,20 @@ instructions a cycle, as many as a tile of six rows needs without those four."""
 FLOAT_BYTES = 4
 FP8_SCALE_FACTOR = 256.0
 
-_NARROW = 7
-"""Stands for a number of lines in the choice of a tile: one register's outputs, nothing fetched ahead."""
+_LINE_BYTES = 64
+_NARROW = 3
+"""Stands for a share in the choice of a tile: one register's outputs, nothing fetched ahead."""
 
 Stored = Literal["float32", "bfloat16", "fp8", "int8"]
 
 STORED_BYTES: dict[Stored, int] = {"float32": 4, "bfloat16": 2, "fp8": 1, "int8": 1}
-LINES_AHEAD: dict[Stored, tuple[int, ...]] = {
-    "float32": (0, 2),
-    "bfloat16": (0, 1),
+_SHARES: dict[Stored, tuple[int, ...]] = {
+    "float32": (0, 1, 2),
+    "bfloat16": (0, 1, 2),
     "fp8": (0,),
     "int8": (0,),
 }
-"""Numbers of cache lines that a tile can fetch ahead for each row of a panel."""
+"""What a tile can fetch ahead: nothing, as many bytes as it reads of its panel, or half as many."""
 
 
 @functools.cache
@@ -119,12 +120,12 @@ def widen_int8() -> Any:
 
 def _tile(stored: Stored) -> Any:
     """``tile(num_rows, x, x_stride, panel, num_inputs, group, scales, start, start_stride, y, y_stride, live,
-    squares, lines, ahead)``
+    squares, share, ahead)``
 
     Arguments are addresses, and strides in elements. Row r's sums begin with ``start[r * start_stride :]``.
     The first ``live`` outputs are stored; if one register holds them, no others are computed, and nothing is
-    fetched ahead. float32 and bfloat16 have one group and no scales. For each row of the panel, ``lines``
-    cache lines (0, or as :data:`LINES_AHEAD` says) are fetched ahead, from ``ahead`` bytes after the row.
+    fetched ahead. float32 and bfloat16 have one group and no scales. ``share`` is one of :data:`_SHARES`.
+    What is fetched begins ``ahead`` bytes after the panel.
     """
     from llvmlite import ir
     from numba.core import types
@@ -136,13 +137,13 @@ def _tile(stored: Stored) -> Any:
         lanes, registers = vector_shape()
         fits = builder.icmp_signed("<=", args[-4], ir.Constant(integer, lanes))
         variant = builder.select(fits, ir.Constant(integer, _NARROW), args[-2])
-        switch = builder.switch(builder.add(builder.mul(args[0], ir.Constant(integer, 8)), variant), end)
-        for num_rows, lines in itertools.product(range(1, TILE_ROWS + 1), (*LINES_AHEAD[stored], _NARROW)):
+        switch = builder.switch(builder.add(builder.mul(args[0], ir.Constant(integer, 4)), variant), end)
+        for num_rows, share in itertools.product(range(1, TILE_ROWS + 1), (*_SHARES[stored], _NARROW)):
             block = builder.append_basic_block()
-            switch.add_case(ir.Constant(integer, num_rows * 8 + lines), block)
+            switch.add_case(ir.Constant(integer, num_rows * 4 + share), block)
             builder.position_at_end(block)
-            is_narrow = lines == _NARROW
-            operands = [*args[1:-2], 0 if is_narrow else lines, args[-1]]
+            is_narrow = share == _NARROW
+            operands = [*args[1:-2], 0 if is_narrow else share, args[-1]]
             _Emitter(builder, 1 if is_narrow else registers).tile(stored, num_rows, *operands)
             builder.branch(end)
         builder.position_at_end(end)
@@ -151,7 +152,7 @@ def _tile(stored: Stored) -> Any:
     @intrinsic
     def tile(
         typing_context, n, x, x_stride, panel, inputs, group, scales, start, start_stride,
-        y, y_stride, live, squares, lines, ahead,
+        y, y_stride, live, squares, share, ahead,
     ):  # fmt: skip
         return types.void(*[types.int64] * 15), generate
 
@@ -201,7 +202,7 @@ class _Emitter:
         y_stride,
         live,
         squares,
-        lines,
+        share,
         ahead,
     ):
         builder = self.builder
@@ -215,8 +216,9 @@ class _Emitter:
         fetched = builder.add(panel, ahead)
         fma = self.function(f"llvm.fma.v{self.lanes}f32", self.vector, *[self.vector] * 3)
 
-        def add(k, weights, sums):
-            self.fetch(stored, fetched, k, lines)
+        def add(k, weights, sums, *, is_even=True):
+            if share:
+                self.fetch(fetched, k, panel_width() * STORED_BYTES[stored] // share, is_even=is_even)
             added = []
             for row in range(num_rows):
                 value = self.splat(builder.load(builder.gep(rows[row], [k])))
@@ -228,14 +230,17 @@ class _Emitter:
         sums = self.loop_over_panel(stored, panel, num_inputs, group, scales, first, add, by_pairs=by_pairs)
         self.store_tile(sums, num_rows, y, y_stride, live, squares)
 
-    def fetch(self, stored, base, k, lines):
-        """Fetch cache lines of row k of a panel to the second-level cache."""
+    def fetch(self, base, k, num_bytes, *, is_even):
+        """Fetch ``num_bytes`` for input k to the second-level cache. If they are less than a line, even
+        inputs fetch one for the odd inputs too."""
         ir, builder = self.ir, self.builder
+        if num_bytes < _LINE_BYTES and not is_even:
+            return
         kind = ir.IntType(8).as_pointer()
         fetch = self.function("llvm.prefetch.p0i8", ir.VoidType(), kind, *[ir.IntType(32)] * 3)
-        row = builder.add(base, builder.mul(k, self.at(panel_width() * STORED_BYTES[stored])))
-        for line in range(lines):
-            place = builder.inttoptr(builder.add(row, self.at(line * 64)), kind)
+        first = builder.add(base, builder.mul(k, self.at(num_bytes)))
+        for start in range(0, num_bytes, _LINE_BYTES):
+            place = builder.inttoptr(builder.add(first, self.at(start)), kind)
             for_reading, second_level, data = (ir.Constant(ir.IntType(32), n) for n in (0, 2, 1))
             builder.call(fetch, [place, for_reading, second_level, data])
 
@@ -264,8 +269,8 @@ class _Emitter:
             panel = self.builder.inttoptr(panel, element.as_pointer())
             row = self.bfloat16_row if is_narrow else self.panel_row
 
-            def one_input(k, found):
-                return body(k, row(panel, k), found)
+            def one_input(k, found, **place):
+                return body(k, row(panel, k), found, **place)
 
             if by_pairs:
                 return self.loop_by_pairs(num_inputs, carried, one_input)
@@ -318,7 +323,7 @@ class _Emitter:
         even = builder.and_(stop, self.at(-2))
 
         def pair(k, found):
-            return body(builder.add(k, self.at(1), flags=("nsw",)), body(k, found))
+            return body(builder.add(k, self.at(1), flags=("nsw",)), body(k, found), is_even=False)
 
         carried = self.loop_if_any(self.at(0), even, self.at(2), carried, pair)
         return self.loop_if_any(even, stop, self.at(1), carried, body)
