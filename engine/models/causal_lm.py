@@ -61,12 +61,16 @@ class CausalLM:
         found = [mixer for mixer in mixers if isinstance(mixer, MambaMixer | GatedDeltaNet)]
         return sorted(found, key=lambda mixer: mixer.index)
 
+    @property
+    def expert_layers(self) -> list[Moe]:
+        """The mixers that are mixtures of experts."""
+        mixers = (mixer for block in self.layers.blocks for mixer in block.mixers)
+        return [mixer for mixer in mixers if isinstance(mixer, Moe)]
+
     def warm_up(self) -> None:
         """Compile the experts' kernels for all numbers of tokens, so that no request waits for that. Layers
         share their programs."""
-        mixers = (mixer for block in self.layers.blocks for mixer in block.mixers)
-        experts = next((mixer for mixer in mixers if isinstance(mixer, Moe)), None)
-        if experts is not None:
+        for experts in self.expert_layers[:1]:
             experts.warm_up(self.embeddings.dtype)
 
     def forward(self, batch: Batch, caches: LayerCaches) -> Tensor:

@@ -6,8 +6,8 @@
 
 Sigmoid routing is that of DeepSeek-V3 (arXiv:2412.19437, section 2.1.2): the score of a group is the sum of
 its two best experts; the correction affects the choice of experts but not their weights. Softmax routing has
-neither groups nor correction; its normalized weights are the softmax over the k chosen logits. On CPU the
-reference is used, since it takes only a few operators over ``[n, experts]`` (n tokens).
+neither groups nor correction; its normalized weights are the softmax over the k chosen logits. On CPU, numba
+handles float32 (:mod:`kernels.moe.moe_route_cpu`) and the reference handles other dtypes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from kernels.gpu.triton_jit import tl, triton, triton_jit
-from kernels.norms.sigmoid_gate import sigmoid_gate
+from kernels.moe.moe_route_cpu import moe_route_cpu
 
 Scoring = Literal["sigmoid", "softmax"]
 
@@ -44,7 +44,7 @@ def moe_route_reference(logits: Tensor, correction: Tensor | None, routing: Rout
         scores, choice = logits.softmax(dim=-1), logits
     else:
         assert correction is not None
-        scores = _sigmoid(logits)
+        scores = logits.sigmoid()
         choice = scores + correction
     if routing.groups_per_token < routing.expert_groups:
         choice = _mask_groups(choice, routing)
@@ -58,13 +58,6 @@ def moe_route_reference(logits: Tensor, correction: Tensor | None, routing: Rout
     shared = logits.shape[1] + torch.arange(routing.shared_experts, device=logits.device)
     ones = weights.new_ones(len(weights), routing.shared_experts)
     return torch.cat([expert_ids, shared.expand_as(ones)], dim=1), torch.cat([weights, ones], dim=1)
-
-
-def _sigmoid(logits: Tensor) -> Tensor:
-    """Return the same bits for a token in every batch: torch rounds a tensor's last elements differently."""
-    if logits.is_cuda or logits.dtype != torch.float32:
-        return logits.sigmoid()
-    return sigmoid_gate(torch.ones_like(logits)[:, None], logits[:, None])[:, 0]
 
 
 def _mask_groups(choice: Tensor, routing: Routing) -> Tensor:
@@ -189,4 +182,16 @@ def moe_route(logits: Tensor, correction: Tensor | None, routing: Routing) -> tu
         assert routing.expert_groups == 1, "softmax routing has no groups"
     if logits.is_cuda:
         return _launch(logits, correction, routing)
+    if logits.dtype == torch.float32:
+        sizes = (
+            routing.expert_groups,
+            routing.groups_per_token,
+            routing.experts_per_token,
+            routing.shared_experts,
+        )
+        is_softmax = routing.scoring == "softmax"
+        return moe_route_cpu(
+            logits, correction, sizes, routing.scaling_factor,
+            normalizes=routing.normalize_weights, is_softmax=is_softmax,
+        )  # fmt: skip
     return moe_route_reference(logits, correction, routing)

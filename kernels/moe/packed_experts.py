@@ -2,11 +2,13 @@
 
     pair i = (token i // k, its expert expert_ids[i])        y[places[i]] = act(x[i // k] W[expert_ids[i]]^T)
 
-First the pairs are sorted by expert, and their inputs are copied together. An expert's rows are then cut into
-segments that stay in the L2 cache. The work is divided into segments times panels of their expert's weight,
-all in one call: a panel of weights is read once for all rows of a segment, and experts without rows cost
-nothing. The weights of all experts are one tensor of panels (:mod:`kernels.linear.packed_linear`), and a row
-has the same bits as from a :class:`kernels.linear.packed_linear.PackedLinear` of its expert.
+First the pairs are sorted by expert, and their inputs are copied together. An expert's rows are then cut
+into segments that stay in the L2 cache. The work is divided into segments times panels of their expert's
+weight, all in one call: a panel of weights is read once for all rows of a segment, and experts without rows
+cost nothing. Only the compiled code knows the number of segments, so that calls can be recorded
+(:mod:`kernels.cpu.graph`). The weights of all experts are one tensor of panels
+(:mod:`kernels.linear.packed_linear`), and a row has the same bits as from a
+:class:`kernels.linear.packed_linear.PackedLinear` of its expert.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from kernels.cpu.jit import FlatArray, as_array, cpu_jit
+from kernels.cpu.jit import FlatArray, cpu_jit
 from kernels.cpu.threads import kernel_threads
 from kernels.cpu.vector import aligned
 from kernels.gpu.strides import adjacent
@@ -68,9 +70,12 @@ def _sort_pairs(expert_ids, k, x, x_stride, size, num_experts, most_rows, rows, 
 def _multiply_segments(
     rows, weight, item_bytes, zeros, segments, y, num_inputs, num_outputs, threads, squares, begin, end
 ):
-    """Items are all panels of the first segment, then all panels of the next one …"""
+    """Items are all panels of the first segment, then all panels of the next one … There are as many as for
+    the most segments, and the panels that there are have equal shares of them."""
     width = panel_width_here()
     num_panels = (num_outputs + width - 1) // width
+    most_segments, num_segments = segments.shape[0] // 3, segments[segments.shape[0] - 1]
+    begin, end = begin * num_segments // most_segments, end * num_segments // most_segments
     most = 0
     for segment in range(begin // num_panels, (end - 1) // num_panels + 1):
         most = max(most, segments[3 * segment + 2])
@@ -78,7 +83,7 @@ def _multiply_segments(
     for item in range(begin, end):
         segment, panel = item // num_panels, item % num_panels
         expert, first = segments[3 * segment], segments[3 * segment + 1]
-        after = min(item_after(item, begin, end, threads), segments.shape[0] // 3 * num_panels - 1)
+        after = min(item_after(item, begin, end, threads), num_segments * num_panels - 1)
         following = segments[after // num_panels * 3] * num_panels + after % num_panels
         multiply_panel(
             item_bytes,
@@ -105,8 +110,9 @@ class GroupedRows:
     """``[pairs, size]`` float32, contiguous; rows after the last pair of these experts are undefined"""
     places: torch.Tensor
     """``[n, k]`` int64: the row of each pair; undefined for pairs of other experts"""
-    segments: np.ndarray
-    """``[3 * segments]``: expert, first row and number of rows of each segment"""
+    segments: torch.Tensor
+    """``[3 * most segments + 1]`` int64: expert, first row and number of rows of each segment; at the end,
+    the number of segments"""
 
     @classmethod
     def sort(cls, x: torch.Tensor, expert_ids: torch.Tensor, num_experts: int) -> GroupedRows:
@@ -114,13 +120,14 @@ class GroupedRows:
         x = adjacent(x)
         (num_tokens, k), size = expert_ids.shape, x.shape[1]
         num_pairs, most_rows = num_tokens * k, block_rows_for(size)
+        most_segments = min(num_experts, num_pairs) + num_pairs // most_rows
         rows, places = torch.empty(num_pairs, size), torch.empty(num_tokens, k, dtype=torch.int64)
-        segments = np.empty(3 * (num_experts + num_pairs // most_rows) + 1, np.int64)
-        _sort_pairs(
-            as_array(expert_ids.contiguous().view(-1)), k, FlatArray(x).numpy(), x.stride(0), size,
-            num_experts, most_rows, as_array(rows.view(-1)), as_array(places.view(-1)), segments, 0, 1,
+        segments = torch.empty(3 * most_segments + 1, dtype=torch.int64)
+        _sort_pairs.parallel_for(
+            1, 1, FlatArray(expert_ids.contiguous()), k, FlatArray(x), x.stride(0), size, num_experts,
+            most_rows, FlatArray(rows), FlatArray(places), FlatArray(segments),
         )  # fmt: skip
-        return cls(rows, places, segments[: 3 * int(segments[-1])])
+        return cls(rows, places, segments)
 
 
 class PackedExperts:
@@ -133,25 +140,25 @@ class PackedExperts:
         self.num_panels = self.panels.shape[1]
         for own, weight in zip(self.panels, weights, strict=True):
             pack_panels(weight, own)
-        zeros = np.zeros(panel_width(), np.float32)
+        zeros = FlatArray(torch.zeros(panel_width()))
         self._arrays = as_bytes(self.panels), self.panels.itemsize, zeros
 
     def __len__(self) -> int:
         return len(self.panels)
 
     def __call__(
-        self, rows: torch.Tensor, segments: np.ndarray, *, relu_squared: bool = False
+        self, rows: torch.Tensor, segments: torch.Tensor, *, relu_squared: bool = False
     ) -> torch.Tensor:
         """Map ``[pairs, in]``, contiguous, to ``[pairs, out]``, each segment with its expert's weight."""
         y = torch.empty(len(rows), self.num_outputs)
-        num_segments = len(segments) // 3
-        rows_each = max(ROWS_A_READ, len(rows) // max(1, num_segments))
+        most_segments = len(segments) // 3
+        rows_each = max(ROWS_A_READ, len(rows) // max(1, most_segments))
         _multiply_segments.parallel_for(
-            num_segments * self.num_panels,
+            most_segments * self.num_panels,
             1 + GRAIN_PRODUCTS // (rows_each * self.num_inputs * panel_width()),
             FlatArray(rows),
             *self._arrays,
-            segments,
+            FlatArray(segments),
             FlatArray(y),
             self.num_inputs,
             self.num_outputs,

@@ -186,4 +186,5 @@ def experts(model: Model, rows: int) -> Case:
         {"loop": torch_eager, "batch-invariant": invariant}
         if model.device == "cuda"
         else {"loop": torch_eager},
+        replayed=rows < LEAST_TOKENS,
     )

@@ -35,6 +35,7 @@ from kernels.moe.packed_experts import GroupedRows, PackedExperts
 from kernels.moe.quantized_experts import QuantizedExperts, quantized_experts
 from kernels.moe.router_logits import MOST_TOKENS as MOST_ROUTED
 from kernels.moe.router_logits import router_logits
+from kernels.norms.add import add
 from kernels.norms.relu_squared import relu_squared
 from kernels.norms.sigmoid_gate import add_sigmoid_gated
 
@@ -120,6 +121,11 @@ class Moe:
         is_plain_sum = self.shared_gate is None and self.leave_latent is None and self.sharing.size == 1
         return as_experts(self.shared, up, down) if self.shared is not None and is_plain_sum else None
 
+    @property
+    def is_recorded(self) -> bool:
+        """Whether all that it does on a CPU are calls of kernels (:mod:`kernels.cpu.graph`)."""
+        return isinstance(self.experts, GroupedExperts) and self.sharing.size == 1
+
     def forward(self, x: Tensor, batch: Batch, caches: LayerCaches) -> Tensor:
         """See :class:`engine.models.block.Mixer`."""
         return self._summed(x)
@@ -136,7 +142,7 @@ class Moe:
         if self.shared is None:
             return routed
         if self.shared_gate is None:
-            return self.shared(x).add_(routed)
+            return add(self.shared(x), routed)
         return add_sigmoid_gated(routed, self.shared(x), self.shared_gate(x))
 
     def warm_up(self, dtype: torch.dtype) -> None:

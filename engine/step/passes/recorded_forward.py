@@ -46,8 +46,8 @@ class RecordedForward:
             return "its tensor-parallel ranks exchange their sums in messages"
         if config.mamba is not None and config.mamba.norm_groups % model.tp.size:
             return "its tensor-parallel ranks share groups of a norm"
-        if config.moe is not None:
-            return "the host chooses its experts"
+        if not all(experts.is_recorded for experts in model.expert_layers):
+            return "the host chooses its experts, which are quantised or distributed over ranks"
         return None
 
     def __call__(self, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from testing.checkpoints.random_checkpoint import DENSE_WITH_MTP, make_checkpoint
+from testing.checkpoints.random_checkpoint import DENSE_WITH_MTP, LATENT_MOE, WITH_MOE, make_checkpoint
 from testing.engines.speculating import Ask, serve
 from tests.engine.step.test_bursts import make_engine
 from wire.messages.sampling_params import SamplingParams
@@ -56,6 +56,22 @@ def test_a_replayed_step_gives_the_tokens_of_its_calls(model_dir, interval_s, ki
         ]
     sizes = {num_rows for num_rows, _ in replaying._runner._recorded._recorded}
     assert sizes >= ({1} if "penalised" in kinds else {1, 2, 4})
+
+
+@pytest.mark.parametrize("shape", [WITH_MOE, LATENT_MOE], ids=["experts", "latent"])
+@pytest.mark.parametrize("k", [0, 3])
+def test_replays_choose_the_experts_of_their_own_tokens(tmp_path, shape, k):
+    model_dir = make_checkpoint(tmp_path, shape, seed=5)
+    settings = {"num_speculative": k, "drafter": "ngram" if k else None, "block_size": 8}
+    replaying, calling = (make_engine(model_dir, 60.0, **settings) for _ in range(2))
+    call_by_call(calling)
+    for _ in range(2):
+        found, expected = (
+            [one.tokens for one in serve(engine, asks_of("greedy", "random", "greedy"))]
+            for engine in (replaying, calling)
+        )
+        assert found == expected
+    assert replaying._runner._recorded._recorded
 
 
 def test_steps_in_which_torch_computes_are_not_recorded(model_dir):
