@@ -79,13 +79,15 @@ class CpuRates:
     known: dict[str, float] = field(default_factory=dict)
     measures_reads: bool = True
     counts_operations: bool = True
+    budget_s: float = BUDGET_S
+    """For each way to copy, sum or multiply."""
 
     def bytes_per_s(self, kind: str, bytes_moved: int, sets: int) -> float:
         size = max(LEAST_BYTES, min(MAX_ROTATED_BYTES, _rounded(bytes_moved * sets)))
-        copy = self._known(f"copy {_size_name(size)}", lambda: size / _copy_s(size))
+        copy = self._known(f"copy {_size_name(size)}", lambda: size / _copy_s(size, self.budget_s))
         if kind == "copy":
             return copy
-        return max(copy, self._known(f"read {_size_name(size)}", lambda: size / _sum_s(size)))
+        return max(copy, self._known(f"read {_size_name(size)}", lambda: size / _sum_s(size, self.budget_s)))
 
     def _known(self, name: str, measure: Callable[[], float]) -> float:
         if name not in self.known:
@@ -93,7 +95,7 @@ class CpuRates:
         return self.known[name]
 
     def flops_per_s(self) -> float:
-        return self._known("GEMM", lambda: max(map(_gemm_rate, GEMM_SIZES)))
+        return self._known("GEMM", lambda: max(_gemm_rate(side, self.budget_s) for side in GEMM_SIZES))
 
 
 @dataclass
@@ -158,7 +160,7 @@ def _sum(a, sums, repeats):
         sums[r % sums.shape[0]] += total
 
 
-def _copy_s(size: int) -> float:
+def _copy_s(size: int, budget_s: float) -> float:
     """Returns the seconds of a copy that reads and writes ``size / 2`` bytes: the faster of torch's and the
     loop's."""
     a, b = (host_empty(size // 8).normal_() for _ in range(2))
@@ -169,25 +171,25 @@ def _copy_s(size: int) -> float:
             "torch": cpu_turn([lambda: b.copy_(a)]),
             "loop": cpu_turn([lambda: _copy_to_and_fro(*arrays, repeats)]),
         },
-        BUDGET_S,
+        budget_s,
     )
     return min(seconds["torch"], seconds["loop"] / (2 * repeats))
 
 
-def _sum_s(size: int) -> float:
+def _sum_s(size: int, budget_s: float) -> float:
     """Returns the seconds of a sum of ``size`` bytes, again the faster one."""
     a, sums = host_empty(size // 4).normal_(), torch.zeros(8)
     arrays = as_array(a), as_array(sums)
     repeats = max(1, (1 << 20) // size)
     seconds = take_turns(
-        {"torch": cpu_turn([a.sum]), "loop": cpu_turn([lambda: _sum(*arrays, repeats)])}, BUDGET_S
+        {"torch": cpu_turn([a.sum]), "loop": cpu_turn([lambda: _sum(*arrays, repeats)])}, budget_s
     )
     return min(seconds["torch"], seconds["loop"] / repeats)
 
 
-def _gemm_rate(side: int) -> float:
+def _gemm_rate(side: int, budget_s: float) -> float:
     """Returns FLOP/s, with a weight whose layout is prepared beforehand, as the engine does too."""
     x, layer = torch.randn(side, side), Linear(torch.randn(side, side))
     plain = torch.randn(side, side)
     turns = {"torch": cpu_turn([lambda: x @ plain]), "engine": cpu_turn([lambda: layer(x)])}
-    return 2 * side**3 / min(take_turns(turns, BUDGET_S).values())
+    return 2 * side**3 / min(take_turns(turns, budget_s).values())
