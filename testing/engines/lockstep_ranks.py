@@ -35,6 +35,8 @@ from twinfang.stack.ports import free_ports
 
 DEADLINE_S = 120.0
 POLL_S = 0.02
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["testing.engines.lockstep_ranks"])
 SETTINGS = {"max_num_seqs": 16, "cache_memory_bytes": 64 << 20, "max_batch_tokens": 256, "num_threads": 1}
 
 
@@ -138,9 +140,8 @@ class Rank:
     """One rank as the test sees it."""
 
     def __init__(self, config: EngineConfig) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._ours, theirs = context.Pipe()
-        self.process = context.Process(target=_run, args=(config, theirs))
+        self._ours, theirs = CONTEXT.Pipe()
+        self.process = CONTEXT.Process(target=_run, args=(config, theirs))
         self.process.start()
         theirs.close()
 
