@@ -3,7 +3,7 @@
     pair i = (token i // k, its expert expert_ids[i])        y[places[i]] = act(x[i // k] W[expert_ids[i]]^T)
 
 First the pairs are sorted by expert, and their inputs are copied together. An expert's rows are then cut
-into segments that stay in the L2 cache. The work is divided into segments times panels of their expert's
+into segments that stay in the caches. The work is divided into segments times panels of their expert's
 weight, all in one call: a panel of weights is read once for all rows of a segment, and experts without rows
 cost nothing. Only the compiled code knows the number of segments, so that calls can be recorded
 (:mod:`kernels.cpu.graph`). The weights of all experts are one tensor of panels
