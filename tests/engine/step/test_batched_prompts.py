@@ -11,8 +11,8 @@ from testing.kernels.pending_calls import watch_batches
 from tests.engine.step.test_bursts import make_engine
 from wire.messages.sampling_params import SamplingParams
 
-BATCHED = {"nemotron-h", "bamba", "falcon-h1", "qwen3.5"}
-"""Families among those whose experts or scales a batch has to wait for."""
+BATCHED = {"nemotron-h", "bamba", "granite-4", "falcon-h1", "qwen3-next", "qwen3.5", "qwen3.5-moe"}
+"""Families whose prompts have enough calls for many batches; some of them have experts."""
 
 
 @pytest.fixture(autouse=True)
