@@ -43,7 +43,7 @@ LONG_PROMPT = '''class Stack:
 
     def '''
 LONG_TOKENS = 600
-KILL_AFTER_TOKENS = 200
+KILL_AFTER_TOKENS = 50
 
 
 class DemoError(Exception):
@@ -123,6 +123,9 @@ def show_lost_server(up: LaunchedStack, alone: LaunchedStack) -> None:
         "ignore_eos": True,
     }
 
+    for process in decode_servers(up):  # the first look at a page of metrics may take longer than the answer
+        num_running(process)
+
     def kill(num_tokens: int) -> None:
         victim = decoding(up)
         os.kill(victim.pid, signal.SIGKILL)
@@ -192,11 +195,21 @@ def compare(answer: Answer, expected: Answer) -> None:
         raise DemoError(f"the tokens are {answer.token_ids}, one server alone gives {expected.token_ids}")
 
 
+def decode_servers(stack: LaunchedStack) -> list[StackProcess]:
+    """Return the decode servers that have a page of metrics."""
+    processes = stack.processes().values()
+    return [one for one in processes if one.name.startswith("decode") and one.metrics_url is not None]
+
+
+def num_running(process: StackProcess) -> float:
+    """Return a server's number of running requests."""
+    return metric(str(process.metrics_url), "twinfang_requests_running")
+
+
 def decoding(stack: LaunchedStack) -> StackProcess:
     """Return the decode server that has a request."""
-    for process in stack.processes().values():
-        is_decode = process.name.startswith("decode") and process.metrics_url is not None
-        if is_decode and metric(str(process.metrics_url), "twinfang_requests_running") > 0:
+    for process in decode_servers(stack):
+        if num_running(process) > 0:
             return process
     raise DemoError("no decode server has a request")
 
