@@ -23,6 +23,8 @@ TOKENS = 2
 """Tokens of one page that the ``score_pages`` take."""
 PAGES = LANES // TOKENS
 STEP = PAGES * PAGE_TOKENS
+PRODUCT_ROWS = 4 if LANES == 16 else 6
+"""Rows of the products in registers: with two vectors each, 12 sums are in AVX2's 16 registers."""
 _SUM_LANES = 8
 _PAIR = 2 * LANES
 _LINE = 16  # floats of a line of the caches
@@ -275,6 +277,63 @@ def _add(context, builder, num_queries, arrays, pages, ahead, words, bound):
         sums_of(d, 4)
     with builder.if_then(builder.icmp_signed("<", whole, width)):
         sums_of(whole, 2)
+
+
+@intrinsic
+def product_rows(typing_context):
+    def generate(context, builder, signature, args):
+        return _word(PRODUCT_ROWS)
+
+    return types.intp(), generate
+
+
+def _products(num_vectors):
+    """Return the operator for this many vectors of columns."""
+
+    @intrinsic
+    def multiply(typing_context, a, i, row, b, j, stride, depth, c, k, width, adds):
+        def generate(context, builder, signature, args):
+            words = _words(context, builder, signature, args, (1, 2, 4, 5, 6, 8, 9, 10))
+            _multiply(context, builder, num_vectors, _arrays(signature, args, (0, 3, 7)), words)
+            return context.get_dummy_value()
+
+        return types.none(a, i, row, b, j, stride, depth, c, k, width, adds), generate
+
+    return multiply
+
+
+multiply_2, multiply_4 = _products(2), _products(4)
+
+
+def _multiply(context, builder, num_vectors, arrays, words):
+    """Emit a product whose sums stay in registers. Each sum is in the order of the depth."""
+    a, b, c = arrays
+    i, row, j, stride, depth, k, width, adds = words
+
+    def place(array, start, step, number, shift=0, size=LANES):
+        at = builder.add(start, builder.mul(step, _word(number)) if isinstance(number, int) else number)
+        return _pointer(context, builder, array, builder.add(at, _word(shift)), size)
+
+    sums = [[cgutils.alloca_once(builder, _FLOATS) for _ in range(num_vectors)] for _ in range(PRODUCT_ROWS)]
+    places = [[place(c, k, width, r, v * LANES) for v in range(num_vectors)] for r in range(PRODUCT_ROWS)]
+    pairs = [pair for r in range(PRODUCT_ROWS) for pair in zip(sums[r], places[r], strict=True)]
+    with builder.if_else(builder.icmp_signed("!=", adds, _word(0))) as (then, otherwise):
+        with then:
+            for total, at in pairs:
+                builder.store(read_from(builder, at), total)
+        with otherwise:
+            for total, _ in pairs:
+                builder.store(ir.Constant(_FLOATS, [0.0] * LANES), total)
+    with cgutils.for_range_slice(builder, _word(0), depth, _word(1), _WORD) as (d, _):
+        column = builder.mul(d, stride)
+        vectors = [read_from(builder, place(b, j, stride, column, v * LANES)) for v in range(num_vectors)]
+        for r in range(PRODUCT_ROWS):
+            at = builder.add(builder.add(i, builder.mul(row, _word(r))), d)
+            each = splat_of(builder, read_from(builder, _pointer(context, builder, a, at, 1)))
+            for total, vector in zip(sums[r], vectors, strict=True):
+                builder.store(fused(builder, each, vector, builder.load(total)), total)
+    for total, at in pairs:
+        builder.store(builder.load(total), at).align = 4
 
 
 def _lanes(numbers):

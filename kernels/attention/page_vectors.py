@@ -8,6 +8,8 @@ A page is the keys or values of 16 adjacent tokens of a block. A step of a decod
 | `score_pages_2(queries, q, keys, places, offset, stride, width, scores, s, ...)` | 1/8 of each page |
 | `order_pages(scores, index)` | put the results of `score_pages` in the order of `score_page`'s |
 | `add_pages_2(weights, p, values, places, stride, acc, a, width, ahead, bounds)` | acc += weights . values |
+| `product_rows()` | the number of rows of a product: 4 with AVX-512, 6 without; a constant |
+| `multiply_2(a, i, row, b, j, stride, depth, c, k, width, adds)` | c = a b, or c += a b if it `adds` |
 
 `score_page` stores lanes() scores: lane t is the query's product with token t. `score_pages_2` takes
 two tokens of each page, the first of them at `offset`. It is for two queries, `score_pages_1` and
@@ -19,6 +21,9 @@ elements after columns `begin : end` of each token.
 a step after those of the query before it, its sums a width after. The bounds are `first, last, count, begin,
 end`. Tokens `first : last` of each page are added, as far as they are among the step's first `count` tokens:
 one token of each page in turn. Meanwhile the same tokens of pages `begin : end` at `ahead` are prefetched.
+
+`multiply_2` computes two vectors of each row, `multiply_4` four, which need the 32 registers of AVX-512. The
+rows of a, b and c begin at i, j and k and lie `row`, `stride` and `width` apart.
 """
 
 from __future__ import annotations
@@ -56,3 +61,6 @@ order_pages = PageOperator("order_pages")
 add_pages_1 = PageOperator("add_pages_1")
 add_pages_2 = PageOperator("add_pages_2")
 add_pages_3 = PageOperator("add_pages_3")
+product_rows = PageOperator("product_rows")
+multiply_2 = PageOperator("multiply_2")
+multiply_4 = PageOperator("multiply_4")

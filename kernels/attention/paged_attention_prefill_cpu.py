@@ -4,11 +4,11 @@ The unit of work is a tile: consecutive queries of one row, for one KV head, wit
 this head. A tile goes through the row's tokens 64 at a time with an online softmax:
 
     gather   K of these tokens transposed, V unchanged, in float32: once for all the tile's queries
-    scores   s = q K^T, four queries by two vectors of tokens (four with AVX-512) in registers
+    scores   s = q K^T, six queries by two vectors of tokens (four by four with AVX-512) in registers
     softmax  m' = max(m, max s), p = exp(s - m'), l' = l exp(m - m') + sum p
     values   acc' = acc exp(m - m') + p V, out = acc / l at the end
 
-Four queries are computed together, up to the last token that any of them sees. A token that a query does not
+These queries are computed together, up to the last token that any of them sees. A token that a query does not
 see gets weight 0; since its values are finite, it adds nothing. Data after the row's last token (stale block
 ids, NaN) is never multiplied. Each sum runs over dims or tokens in order, so a query's result does not depend
 on its tile, chunk or batch.
@@ -19,11 +19,11 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from kernels.attention.page_vectors import multiply_2, multiply_4, product_rows
 from kernels.cpu.jit import FlatArray, cpu_jit
 from kernels.cpu.vector import (
     add,
     aligned,
-    broadcast,
     exponential,
     lanes,
     largest_of,
@@ -31,7 +31,6 @@ from kernels.cpu.vector import (
     load_number,
     maximum,
     multiply,
-    multiply_add,
     splat,
     store,
     subtract,
@@ -47,91 +46,19 @@ _ZERO, _NEGATIVE_INFINITY = np.float32(0), np.float32(-np.inf)
 
 
 @cpu_jit
-def _add_product(a, a_offset, a_stride, b, b_offset, b_stride, depth, c, c_offset, c_stride):
-    """Compute ``c += a b`` for a ``[4, depth]`` and b ``[depth, 2 * lanes()]``, two vectors per row."""
-    w = lanes()
-    a0, a1, a2 = a_offset, a_offset + a_stride, a_offset + 2 * a_stride
-    a3, o0, o1 = a_offset + 3 * a_stride, c_offset, c_offset + c_stride
-    o2, o3 = c_offset + 2 * c_stride, c_offset + 3 * c_stride
-    c00, c01, c10, c11 = load(c, o0), load(c, o0 + w), load(c, o1), load(c, o1 + w)
-    c20, c21, c30, c31 = load(c, o2), load(c, o2 + w), load(c, o3), load(c, o3 + w)
-    for k in range(depth):
-        o = b_offset + k * b_stride
-        b0, b1 = load(b, o), load(b, o + w)
-        x = broadcast(a, a0 + k)
-        c00, c01 = multiply_add(x, b0, c00), multiply_add(x, b1, c01)
-        x = broadcast(a, a1 + k)
-        c10, c11 = multiply_add(x, b0, c10), multiply_add(x, b1, c11)
-        x = broadcast(a, a2 + k)
-        c20, c21 = multiply_add(x, b0, c20), multiply_add(x, b1, c21)
-        x = broadcast(a, a3 + k)
-        c30, c31 = multiply_add(x, b0, c30), multiply_add(x, b1, c31)
-    store(c, o0, c00)
-    store(c, o0 + w, c01)
-    store(c, o1, c10)
-    store(c, o1 + w, c11)
-    store(c, o2, c20)
-    store(c, o2 + w, c21)
-    store(c, o3, c30)
-    store(c, o3 + w, c31)
+def _multiply(a, a_stride, a_offset, b, b_stride, depth, c, c_offset, c_stride, columns, adds):
+    """Compute ``c = a b``, or ``c += a b``, for a ``[product_rows(), depth]`` and b ``[depth, columns]``.
 
-
-@cpu_jit
-def _add_to_row(x, b0, b1, b2, b3, c0, c1, c2, c3):
-    """Add x times four vectors to a row's sums."""
-    return multiply_add(x, b0, c0), multiply_add(x, b1, c1), multiply_add(x, b2, c2), multiply_add(x, b3, c3)
-
-
-@cpu_jit
-def _load_row(c, o):
-    w = lanes()
-    return load(c, o), load(c, o + w), load(c, o + 2 * w), load(c, o + 3 * w)
-
-
-@cpu_jit
-def _store_row(c, o, c0, c1, c2, c3):
-    w = lanes()
-    store(c, o, c0)
-    store(c, o + w, c1)
-    store(c, o + 2 * w, c2)
-    store(c, o + 3 * w, c3)
-
-
-@cpu_jit
-def _add_wide_product(a, a_offset, a_stride, b, b_offset, b_stride, depth, c, c_offset, c_stride):
-    """Do as :func:`_add_product` for four vectors per row, which need the 32 registers of AVX-512.
-
-    A number of ``a`` is loaded half as often. Every sum has the same bits.
+    Columns are pairs of vectors. With AVX-512 four vectors are computed at a time: a number of ``a`` is
+    loaded half as often. Every sum has the same bits.
     """
-    a0, a1, a2 = a_offset, a_offset + a_stride, a_offset + 2 * a_stride
-    a3, o0, o1 = a_offset + 3 * a_stride, c_offset, c_offset + c_stride
-    o2, o3 = c_offset + 2 * c_stride, c_offset + 3 * c_stride
-    c00, c01, c02, c03 = _load_row(c, o0)
-    c10, c11, c12, c13 = _load_row(c, o1)
-    c20, c21, c22, c23 = _load_row(c, o2)
-    c30, c31, c32, c33 = _load_row(c, o3)
-    for k in range(depth):
-        b0, b1, b2, b3 = _load_row(b, b_offset + k * b_stride)
-        c00, c01, c02, c03 = _add_to_row(broadcast(a, a0 + k), b0, b1, b2, b3, c00, c01, c02, c03)
-        c10, c11, c12, c13 = _add_to_row(broadcast(a, a1 + k), b0, b1, b2, b3, c10, c11, c12, c13)
-        c20, c21, c22, c23 = _add_to_row(broadcast(a, a2 + k), b0, b1, b2, b3, c20, c21, c22, c23)
-        c30, c31, c32, c33 = _add_to_row(broadcast(a, a3 + k), b0, b1, b2, b3, c30, c31, c32, c33)
-    _store_row(c, o0, c00, c01, c02, c03)
-    _store_row(c, o1, c10, c11, c12, c13)
-    _store_row(c, o2, c20, c21, c22, c23)
-    _store_row(c, o3, c30, c31, c32, c33)
-
-
-@cpu_jit
-def _multiply(a, a_stride, a_offset, b, b_stride, depth, c, c_offset, c_stride, columns):
-    """Compute ``c += a b`` for a ``[4, depth]`` and b ``[depth, columns]``, columns in pairs of vectors."""
     tile, j = 2 * lanes(), 0
     if lanes() == 16:
         while j + 2 * tile <= columns:
-            _add_wide_product(a, a_offset, a_stride, b, j, b_stride, depth, c, c_offset + j, c_stride)
+            multiply_4(a, a_offset, a_stride, b, j, b_stride, depth, c, c_offset + j, c_stride, adds)
             j += 2 * tile
     while j < columns:
-        _add_product(a, a_offset, a_stride, b, j, b_stride, depth, c, c_offset + j, c_stride)
+        multiply_2(a, a_offset, a_stride, b, j, b_stride, depth, c, c_offset + j, c_stride, adds)
         j += tile
 
 
@@ -199,25 +126,24 @@ def _attend_step(
     queries, head_dim, num_queries, heads_per_kv, first_len, first, count, keys, values, scores,
     highest, total, acc,
 ):  # fmt: skip
-    """Attend from a tile's queries, four at a time, to the ``count`` tokens from ``first`` on."""
+    """Attend from a tile's queries, some at a time, to the ``count`` tokens from ``first`` on."""
     tile, width = 2 * lanes(), acc.shape[0] // highest.shape[0]
-    for i in range(0, num_queries, 4):
-        last = min(i + 3, num_queries - 1)
+    for i in range(0, num_queries, product_rows()):
+        last = min(i + product_rows(), num_queries) - 1
         most = min(count, first_len + last // heads_per_kv - first)
         if most <= 0:
             continue
         reach = (most + tile - 1) // tile * tile
-        scores[:] = _ZERO
         _multiply(
-            queries, head_dim, i * head_dim, keys, _STEP_TOKENS, head_dim, scores, 0, _STEP_TOKENS, reach
+            queries, head_dim, i * head_dim, keys, _STEP_TOKENS, head_dim, scores, 0, _STEP_TOKENS, reach, 0
         )
-        for j in range(4):
+        for j in range(product_rows()):
             live = min(count, first_len + (i + j) // heads_per_kv - first)
             if i + j < num_queries and live > 0:
                 _weigh(scores, j * _STEP_TOKENS, live, reach, highest, total, i + j, acc, width)
             else:
                 scores[j * _STEP_TOKENS : j * _STEP_TOKENS + reach] = _ZERO
-        _multiply(scores, _STEP_TOKENS, 0, values, width, most, acc, i * width, width, width)
+        _multiply(scores, _STEP_TOKENS, 0, values, width, most, acc, i * width, width, width, 1)
 
 
 @cpu_jit
@@ -240,12 +166,13 @@ def _attend_tiles(
     """
     num_heads, kv_heads, block_size, head_dim = shape
     heads_per_kv = num_heads // kv_heads
-    most = (tiles[:, 2].max() * heads_per_kv + 3) // 4 * 4
+    rows = product_rows()
+    most = (tiles[:, 2].max() * heads_per_kv + rows - 1) // rows * rows
     width = (head_dim + 2 * lanes() - 1) // (2 * lanes()) * 2 * lanes()
     queries, acc = aligned(most * head_dim), aligned(most * width)
     highest, total = np.empty(most, np.float32), aligned(most * lanes())
     keys, values = aligned(head_dim * _STEP_TOKENS), aligned(_STEP_TOKENS * width)
-    scores = aligned(4 * _STEP_TOKENS)
+    scores = aligned(rows * _STEP_TOKENS)
     queries[:], keys[:], values[:] = _ZERO, _ZERO, _ZERO
     for item in range(begin, end):
         kv_head = item // tiles.shape[0]
