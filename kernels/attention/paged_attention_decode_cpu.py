@@ -11,9 +11,9 @@ online softmax:
 Rows leave the caches between two steps, and blocks are scattered. One page after another is read at a third
 of the memory's rate: the core's own prefetchers stop at a page's end, and what a program prefetches takes the
 same few places as its loads. Therefore the pages of a step are read side by side, two tokens of each in
-turn, so that as many of the core's prefetchers run at once. Besides, with AVX-512 each key prefetches the
-value of its token, and each value the key in its place of the next step: one line with each product, since
-many at once wait for one another. (With AVX2, on Zen 3, the core's prefetchers alone read 1.2 times as fast.)
+turn, so that as many of the core's prefetchers run at once. Besides, each key prefetches the value of its
+token, and each value the key in its place of the next step: one line with each product, since many at once
+wait for one another.
 
 Pages that are not adjacent vectors of float32 (e4m3 caches, small blocks, odd head dims) are first copied,
 a step at a time, as float32 rows of whole vectors. A token's score may be computed although a query does
@@ -198,12 +198,6 @@ def _find_pages(cache_strides, block_size, head_dim, kv_head, block_ids, first, 
 
 
 @cpu_jit
-def _prefetches():
-    """Return whether the program prefetches pages, and not only the core."""
-    return lanes() > 8
-
-
-@cpu_jit
 def _attend_row(
     k_cache, v_cache, to_values, cache_strides, block_size, head_dim, kv_head, block_ids, lives, next_head,
     next_ids, next_seen, queries, width, scores, highest, total, acc, places, ahead,
@@ -225,11 +219,11 @@ def _attend_row(
             num_ahead = _find_pages(
                 cache_strides, block_size, head_dim, next_head, next_ids, 0, next_seen, ahead, -to_values
             )
-        to_fetched = to_values if _prefetches() else 0
-        _score(queries, width, lives.shape[0], k_cache, places, head_dim, count, scores, to_fetched)
+        _score(queries, width, lives.shape[0], k_cache, places, head_dim, count, scores, to_values)
         _weigh(scores, lives, first, count, highest, total, acc, width)
-        is_ahead = int(num_ahead > 0 and _prefetches())
-        _add_values(scores, lives, first, count, v_cache, places, head_dim, acc, width, ahead, is_ahead)
+        _add_values(
+            scores, lives, first, count, v_cache, places, head_dim, acc, width, ahead, int(num_ahead > 0)
+        )
         for g in range(num_pages):
             places[g] = ahead[g] + to_values
 
