@@ -310,13 +310,16 @@ def _multiply(context, builder, num_vectors, arrays, words):
     a, b, c = arrays
     i, row, j, stride, depth, k, width, adds = words
 
-    def place(array, start, step, number, shift=0, size=LANES):
-        at = builder.add(start, builder.mul(step, _word(number)) if isinstance(number, int) else number)
-        return _pointer(context, builder, array, builder.add(at, _word(shift)), size)
+    def adjacent(array, start):
+        return [
+            _pointer(context, builder, array, builder.add(start, _word(v * LANES)), LANES)
+            for v in range(num_vectors)
+        ]
 
-    sums = [[cgutils.alloca_once(builder, _FLOATS) for _ in range(num_vectors)] for _ in range(PRODUCT_ROWS)]
-    places = [[place(c, k, width, r, v * LANES) for v in range(num_vectors)] for r in range(PRODUCT_ROWS)]
-    pairs = [pair for r in range(PRODUCT_ROWS) for pair in zip(sums[r], places[r], strict=True)]
+    rows = [builder.add(i, builder.mul(row, _word(r))) for r in range(PRODUCT_ROWS)]
+    sums = [[cgutils.alloca_once(builder, _FLOATS) for _ in range(num_vectors)] for _ in rows]
+    places = [adjacent(c, builder.add(k, builder.mul(width, _word(r)))) for r in range(PRODUCT_ROWS)]
+    pairs = [pair for one in zip(sums, places, strict=True) for pair in zip(*one, strict=True)]
     with builder.if_else(builder.icmp_signed("!=", adds, _word(0))) as (then, otherwise):
         with then:
             for total, at in pairs:
@@ -325,12 +328,11 @@ def _multiply(context, builder, num_vectors, arrays, words):
             for total, _ in pairs:
                 builder.store(ir.Constant(_FLOATS, [0.0] * LANES), total)
     with cgutils.for_range_slice(builder, _word(0), depth, _word(1), _WORD) as (d, _):
-        column = builder.mul(d, stride)
-        vectors = [read_from(builder, place(b, j, stride, column, v * LANES)) for v in range(num_vectors)]
-        for r in range(PRODUCT_ROWS):
-            at = builder.add(builder.add(i, builder.mul(row, _word(r))), d)
-            each = splat_of(builder, read_from(builder, _pointer(context, builder, a, at, 1)))
-            for total, vector in zip(sums[r], vectors, strict=True):
+        vectors = [read_from(builder, at) for at in adjacent(b, builder.add(j, builder.mul(d, stride)))]
+        for first, totals in zip(rows, sums, strict=True):
+            at = _pointer(context, builder, a, builder.add(first, d), 1)
+            each = splat_of(builder, read_from(builder, at))
+            for total, vector in zip(totals, vectors, strict=True):
                 builder.store(fused(builder, each, vector, builder.load(total)), total)
     for total, at in pairs:
         builder.store(builder.load(total), at).align = 4
