@@ -11,7 +11,7 @@ import torch
 from engine.checkpoint.fingerprint import fingerprint
 from engine.checkpoint.model_config import ModelConfig
 from engine.config import EngineConfig
-from engine.cost.step_memory import StepMemory
+from engine.cost.step_memory import StepMemory, captured_prompts
 from engine.cost.step_size import StepSize
 from engine.files.file_choices import FileChoices
 from engine.files.file_tier import FileTier
@@ -100,7 +100,8 @@ class EngineParts:
         start_up.ended("config")
         model = load_weights(config, model_config, device, tp, start_up)
         demand = config.demand(model_config, tp, device_type=device.type)
-        steps = StepMemory.of(model_config, demand, tp, max_batch_tokens=config.max_batch_tokens)
+        prompts, most = captured_prompts(config), config.max_batch_tokens
+        steps = StepMemory.of(model_config, demand, tp, max_batch_tokens=most, prompt_graphs=prompts)
         capacity = demand.within(tp.least(config.cache_budget(device, steps.total)))
         caches = _make_caches(config, demand.spec, capacity, device)
         digest = fingerprint(

@@ -15,7 +15,9 @@ requests, ``T`` the number of positions in a row, ``V`` the size of the vocabula
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from engine.checkpoint.model_config import ModelConfig
 from engine.checkpoint.model_shard import shard_config
@@ -52,11 +54,18 @@ class StepMemory:
 
     @classmethod
     def of(
-        cls, model: ModelConfig, demand: Demand, tp: TensorParallel, *, max_batch_tokens: int
+        cls,
+        model: ModelConfig,
+        demand: Demand,
+        tp: TensorParallel,
+        *,
+        max_batch_tokens: int,
+        prompt_graphs: Sequence[int] = (),
     ) -> StepMemory:
-        """Returns the memory of a server's steps, each of at most ``max_batch_tokens`` tokens."""
+        """Returns the memory of a server's steps, each of at most ``max_batch_tokens`` tokens, and of its
+        ``prompt_graphs``."""
         token_bytes = activation_bytes(model, tp)
-        longest = max(captured_prompts(demand.role, max_batch_tokens, tp.size), default=0)
+        longest = max(prompt_graphs, default=0)
         if demand.role == "prefill":
             prompts = token_bytes * longest
             return cls(tables=0, logits=0, graphs=prompts, eager=token_bytes * max_batch_tokens)
@@ -78,11 +87,30 @@ class StepMemory:
         return self.tables + self.logits + self.graphs + self.eager + LIBRARIES_BYTES
 
 
-def captured_prompts(role: Role, max_batch_tokens: int, num_ranks: int = 1) -> list[int]:
-    """Returns the numbers of tokens for which a server captures a prompt's step, in ascending order."""
-    if role == "decode" or num_ranks > 1:
+class PromptSettings(Protocol):
+    """The settings that decide, of :class:`engine.config.EngineConfig`."""
+
+    @property
+    def role(self) -> Role: ...
+    @property
+    def max_batch_tokens(self) -> int: ...
+    @property
+    def tensor_parallel(self) -> int: ...
+    @property
+    def is_lockstep(self) -> bool: ...
+    @property
+    def sanitize(self) -> bool: ...
+
+
+def captured_prompts(settings: PromptSettings) -> list[int]:
+    """Returns the numbers of tokens for which a server captures a prompt's step, in ascending order.
+
+    Ranks exchange tokens in every step, and the sanitizer looks at each: such steps are not captured.
+    """
+    has_ranks = settings.tensor_parallel > 1 or settings.is_lockstep
+    if settings.role == "decode" or has_ranks or settings.sanitize:
         return []
-    return [size for size in PROMPT_SIZES if size <= max_batch_tokens]
+    return [size for size in PROMPT_SIZES if size <= settings.max_batch_tokens]
 
 
 def activation_bytes(model: ModelConfig, tp: TensorParallel) -> int:

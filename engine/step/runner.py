@@ -117,7 +117,7 @@ class StepRunner:
         self._prompts = PromptGraphs(
             model,
             layers,
-            sizes=_captured_prompts(config),
+            sizes=captured_prompts(config),
             columns=rows.block_table.shape[1],
             max_seq_len=capacity.max_model_len,
             reads_hidden=config.role != "prefill" or self._always_reads_hidden,
@@ -328,13 +328,6 @@ class StepRunner:
 def _download(step: Step, num_planned: int) -> Download:
     """Copy one step's results to the host."""
     return Download(step.results[None, :num_planned])
-
-
-def _captured_prompts(config: EngineConfig) -> list[int]:
-    """Return the sizes of a prompt's steps to capture. Servers in lockstep exchange tokens in every step."""
-    if config.sanitize or config.is_lockstep:
-        return []
-    return captured_prompts(config.role, config.max_batch_tokens, config.tensor_parallel)
 
 
 def _records(model: CausalLM) -> bool:

@@ -20,7 +20,7 @@ from engine.checkpoint.model_config import ModelConfig
 from engine.checkpoint.model_shard import check_divides
 from engine.checkpoint.weights import weight_paths
 from engine.config import DEFAULT_CPU_CACHE_BYTES, EngineConfig
-from engine.cost.step_memory import GPU_CACHE_FRACTION, StepMemory, gpu_cache_bytes
+from engine.cost.step_memory import GPU_CACHE_FRACTION, StepMemory, captured_prompts, gpu_cache_bytes
 from engine.cost.weight_size import weight_bytes
 from engine.memory.host_tier import HostMemory
 from engine.models import read_config
@@ -106,7 +106,8 @@ def prepare(values: argparse.Namespace, config: EngineConfig) -> Callable[[], No
 
 def _memory(config: EngineConfig, model: ModelConfig, demand: Demand, gpu_bytes: int | None) -> Memory:
     rank, mtp = config.planned_rank(), config.loads_mtp(model)
-    steps = StepMemory.of(model, demand, rank, max_batch_tokens=config.max_batch_tokens)
+    prompts, most = captured_prompts(config), config.max_batch_tokens
+    steps = StepMemory.of(model, demand, rank, max_batch_tokens=most, prompt_graphs=prompts)
     weights = weight_bytes(model, rank, mtp=mtp)
     given = config.cache_memory_bytes
     if gpu_bytes is None:

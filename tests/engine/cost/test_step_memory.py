@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.steps.model_shape import write_configuration
 from engine.config import EngineConfig
-from engine.cost.step_memory import StepMemory, activation_bytes
+from engine.cost.step_memory import StepMemory, activation_bytes, captured_prompts
 from engine.models import read_config
 from engine.parallel.tensor_parallel import ALONE
 from engine.request import Request
@@ -40,7 +40,9 @@ def directory(request, tmp_path):
 
 def memory_of(config):
     model = read_config(config.model_dir, config.dtype, "cuda")
-    return StepMemory.of(model, config.demand(model), ALONE, max_batch_tokens=config.max_batch_tokens)
+    prompts, most = captured_prompts(config), config.max_batch_tokens
+    demand = config.demand(model)
+    return StepMemory.of(model, demand, ALONE, max_batch_tokens=most, prompt_graphs=prompts)
 
 
 def held_by(gpu, engine, num_steps):

@@ -2,7 +2,9 @@
 
 import pytest
 
+from engine.config import EngineConfig
 from engine.cost.step_memory import captured_prompts
+from engine.group.data_parallel import DataParallel
 from engine.step.passes.prompt_graphs import MOST_BOUNDARIES
 from testing.checkpoints.random_checkpoint import DENSE_WITH_MTP, make_checkpoint
 from testing.engines.speculating import Ask, serve
@@ -76,7 +78,22 @@ def test_prefill_servers_replay_too(model_dir):
     assert prefill_steps(handoff.source)["graph"] > before["graph"]
 
 
-def test_decode_servers_capture_no_prompts():
-    assert captured_prompts("decode", 8192) == []
-    assert captured_prompts("prefill", 100) == [64]
-    assert captured_prompts("both", 8192)[-1] == 1024
+def test_prompts_up_to_a_steps_tokens_are_captured(model_dir):
+    assert captured_prompts(EngineConfig(model_dir, "prefill", max_batch_tokens=100, sanitize=False)) == [64]
+    assert (
+        captured_prompts(EngineConfig(model_dir, "both", max_batch_tokens=8192, sanitize=False))[-1] == 1024
+    )
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"role": "decode"},
+        {"tensor_parallel": 2},
+        {"expert_parallel": True, "data_parallel": DataParallel(0, 2)},
+        {"sanitize": True},
+    ],
+)
+def test_servers_that_capture_no_prompts_plan_no_memory_for_them(model_dir, settings):
+    config = EngineConfig(model_dir, **{"role": "both", "sanitize": False, **settings})
+    assert captured_prompts(config) == []
