@@ -19,10 +19,12 @@ from numpy.typing import NDArray
 
 from kernels.cpu.jit import noted
 from kernels.cpu.native_call import NativeCall
-from kernels.cpu.threads import COLUMNS, MOST_OFFERED, cpu_threads, table_row
+from kernels.cpu.threads import COLUMNS, MOST_OFFERED, SHARES, cpu_threads, table_row
 
-BATCH_CALLS = MOST_OFFERED
-"""What a batch's calls read and write stays in memory until they have run: two layers' activations or so."""
+MOST_CALLS = MOST_OFFERED
+LONG_CALLS, LONG_SHARES = 16, 1024
+"""Sixteen calls of so many shares take a hundred times as long as noting them. They are two layers or so, and
+what they read and write stays in memory until they have run."""
 
 
 class CallList:
@@ -62,22 +64,31 @@ class CallList:
 
 
 class Batch(CallList):
-    """Calls that are made as soon as there are :data:`BATCH_CALLS`, or before.
+    """Calls that are made as soon as there are :data:`MOST_CALLS`, or before.
 
-    If this thread keeps helpers awake, one of them makes calls while this thread notes the next ones.
+    If this thread keeps helpers awake, one of them makes calls while this thread notes the next ones. Python
+    runs slower after a batch, whose data it does not find in the core's caches, so short steps are one batch.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._are_offered = cpu_threads().are_awake
+        self._num_shares = 0
 
     def note(self, dispatcher: Any, num_items: int, grain: int, args: tuple[Any, ...]) -> None:
         """Adds a call. ``grain`` items take about 100 µs."""
         super().note(dispatcher, num_items, grain, args)
+        row = self._rows[-1]
         if self._are_offered:
-            cpu_threads().offer(self._rows[-1])
-        if len(self.calls) == BATCH_CALLS:
+            cpu_threads().offer(row)
+        self._num_shares += row[SHARES]
+        number = len(self.calls)
+        if number == MOST_CALLS or (number >= LONG_CALLS and self._num_shares >= LONG_SHARES):
             self.settle()
+
+    def clear(self) -> None:
+        super().clear()
+        self._num_shares = 0
 
     def settle(self) -> None:
         """Makes all calls."""

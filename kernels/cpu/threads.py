@@ -73,7 +73,7 @@ many have been made, whether a helper makes them, and whether it must not make m
 _LONG_SHARES = 256  # 1.5 ms: beside such a call, what is lost between calls is little
 SHARES_A_GRAIN = 16
 """A share takes about 6 µs. Shares can be this short, since claiming one takes a tenth of a µs."""
-MOST_OFFERED = 16
+MOST_OFFERED = 64
 _SEMAPHORE_BYTES = 64  # more than any C library's sem_t
 _SPINS, _PATIENT_SPINS, _YIELDS = 2**11, 2**16, 3000  # a few µs, 100 µs, 1.3 ms
 """How often a helper without work looks for some before it yields its core: in a list of calls, and between

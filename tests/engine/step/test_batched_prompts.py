@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels.cpu import threads
+from kernels.cpu import call_list, threads
 from kernels.cpu.call_list import Batch
 from testing.checkpoints.families import CASES, make_family_checkpoint
 from testing.engines.speculating import Ask, serve
@@ -36,7 +36,19 @@ def asks():
 
 @pytest.mark.parametrize("name", CASES)
 def test_two_threads_give_the_tokens_of_one(tmp_path, monkeypatch, name):
-    model_dir = make_family_checkpoint(tmp_path / name, name, seed=3)
+    monkeypatch.setattr(call_list, "LONG_SHARES", 0)  # as if all calls were long
+    num_batches = count_batches(tmp_path, monkeypatch, name)
+    assert num_batches > 20 or name not in BATCHED
+
+
+@pytest.mark.parametrize("name", ["nemotron-h", "qwen3.5-moe"])
+def test_so_do_short_calls_in_longer_batches(tmp_path, monkeypatch, name):
+    assert count_batches(tmp_path, monkeypatch, name) <= 20
+
+
+def count_batches(directory, monkeypatch, name):
+    """Compares the tokens. Returns how often a batch has ended before its prompts' pass."""
+    model_dir = make_family_checkpoint(directory / name, name, seed=3)
     settings = {"cache_mode": "all", "block_size": 8, "sanitize": False}
     expected = serve(make_engine(model_dir, 0.0, num_threads=1, **settings), asks(), 3, per_step=1)
     watch_batches(monkeypatch)
@@ -52,4 +64,4 @@ def test_two_threads_give_the_tokens_of_one(tmp_path, monkeypatch, name):
     engine = make_engine(model_dir, 0.0, num_threads=2, **settings)
     found = serve(engine, asks(), 3, per_step=1)
     assert [one.tokens for one in found] == [one.tokens for one in expected]
-    assert num_settled > 20 or name not in BATCHED
+    return num_settled

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.cpu import threads
-from kernels.cpu.call_list import BATCH_CALLS, batched_calls
+from kernels.cpu import call_list, threads
+from kernels.cpu.call_list import LONG_CALLS, MOST_CALLS, batched_calls
 from kernels.cpu.graph import CpuGraph
 from kernels.cpu.jit import FlatArray, cpu_jit, settle
 from kernels.cpu.threads import cpu_threads
@@ -25,7 +25,7 @@ def _append(sums, number, begin, end):
 
 @pytest.fixture
 def sums():
-    return torch.zeros(3)
+    return torch.zeros(3, dtype=torch.float64)
 
 
 def note(sums, *numbers):
@@ -42,10 +42,23 @@ def test_a_batch_makes_its_calls_in_order_at_its_end(sums):
 
 def test_calls_are_made_before_a_batch_grows_large(sums):
     with batched_calls():
-        note(sums, *[0] * (BATCH_CALLS - 1), 7)
+        note(sums, *[0] * (MOST_CALLS - 1), 7)
         assert sums.tolist() == [7, 7, 7]
         note(sums, 8)
     assert sums.tolist() == [78, 78, 78]
+
+
+def test_a_batch_of_long_calls_has_fewer(sums, monkeypatch):
+    calls = [*[0] * (LONG_CALLS - 1), 5]
+    shares = len(sums)  # of each call: an item each
+    monkeypatch.setattr(call_list, "LONG_SHARES", shares * (LONG_CALLS + 1))
+    with batched_calls():
+        note(sums, *calls)
+        assert sums.tolist() == [0, 0, 0]
+        note(sums, 6)
+        assert sums.tolist() == [56, 56, 56]
+        note(sums, *[0] * LONG_CALLS)
+        assert sums.tolist() == [56, 56, 56]
 
 
 def test_what_needs_results_gets_them(sums):
