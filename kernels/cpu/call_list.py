@@ -23,8 +23,8 @@ from kernels.cpu.threads import COLUMNS, MOST_OFFERED, SHARES, cpu_threads, tabl
 
 MOST_CALLS = MOST_OFFERED
 LONG_CALLS, LONG_SHARES = 16, 1024
-"""Sixteen calls of so many shares take a hundred times as long as noting them. They are two layers or so, and
-what they read and write stays in memory until they have run."""
+"""Sixteen calls of so many shares take some fifty times as long as noting them. They are two layers or so,
+and what they read and write stays in memory until they have run."""
 
 
 class CallList:
