@@ -118,13 +118,20 @@ def _locked(path: Path) -> Generator[None]:
     """Holds a lock among processes, which also ends with this process.
 
     Goes on without it in a folder that this process can't write to, and if another process, which may be
-    frozen, has it for too long: to compile twice is no fault.
+    frozen, has it for too long: to compile twice is no fault. The system's own wait for a lock has no end.
     """
     with ExitStack() as stack:
         with suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
             file, until_s = stack.enter_context(path.open("ab")), time.monotonic() + LOCK_S
-            while not _locks(file) and time.monotonic() < until_s:
+            while not _locks(file):
+                if time.monotonic() > until_s:
+                    logger.warning(
+                        "another process has held %s for %g s; this one compiles the function too: "
+                        "if that process is frozen, end it",
+                        *(path, LOCK_S),
+                    )
+                    break
                 time.sleep(_LOOK_S)
         yield
 

@@ -47,7 +47,7 @@ def test_of_processes_that_need_a_function_at_the_same_time_one_compiles_it(tmp_
     assert sorted(compiled) == [0, 0, 1]
 
 
-def test_nobody_waits_for_ever_for_a_process_that_compiles(tmp_path, monkeypatch):
+def test_nobody_waits_for_ever_for_a_process_that_compiles(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(compiler, "LOCK_S", 0.05)
     path = tmp_path / "function.lock"
     with path.open("ab") as other:
@@ -55,6 +55,7 @@ def test_nobody_waits_for_ever_for_a_process_that_compiles(tmp_path, monkeypatch
         began_s = time.monotonic()
         with compiler._locked(path):
             assert time.monotonic() - began_s >= 0.05
+    assert f"another process has held {path} for 0.05 s" in caplog.text
 
 
 def test_no_lock_is_needed_where_nothing_can_be_written(tmp_path):
