@@ -20,7 +20,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from wire.errors import DeadlineError, UnavailableError
 
@@ -41,18 +41,32 @@ class StackProcess:
     """None if its metrics page is switched off."""
 
 
+class RunningProcess(Protocol):
+    """What :class:`subprocess.Popen` offers, as far as it is needed here."""
+
+    @property
+    def pid(self) -> int: ...
+    @property
+    def returncode(self) -> int | None: ...
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def send_signal(self, sig: int) -> None: ...
+    def terminate(self) -> None: ...
+    def kill(self) -> None: ...
+
+
 @dataclass(frozen=True)
 class LaunchedStack:
     """A stack that :func:`launch` has started."""
 
-    supervisor: subprocess.Popen[bytes]
+    supervisor: RunningProcess
     folder: Path
     """The folder of the stack's log and status file."""
 
     @property
     def log(self) -> str:
         """All that the supervisor and its children have written to stdout and stderr so far."""
-        return (self.folder / "log").read_text(encoding="utf-8", errors="replace")
+        return log_path(self.folder).read_text(encoding="utf-8", errors="replace")
 
     @property
     def log_tail(self) -> str:
@@ -70,7 +84,7 @@ class LaunchedStack:
     def status(self) -> dict[str, Any]:
         """The content of the status file; empty until the stack is ready for the first time."""
         try:
-            text = (self.folder / "status.json").read_text(encoding="utf-8")
+            text = _status_path(self.folder).read_text(encoding="utf-8")
         except FileNotFoundError:
             return {}
         status: dict[str, Any] = json.loads(text)
@@ -121,13 +135,26 @@ def launch(
     """Starts ``twinfang COMMAND FLAGS`` and does not wait for it. The log and the status file are in
     ``folder``. Python runs ``module`` in place of ``twinfang``, for example a ``twinfang`` with an injected
     fault."""
-    arguments = [command, "--port", "0", "--status-file", str(folder / "status.json"), *flags]
-    with (folder / "log").open("wb") as log:
+    with log_path(folder).open("wb") as log:
         supervisor = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
+            [sys.executable, "-m", module, *stack_arguments(folder, command, *flags)],
             stdout=log,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
             env=os.environ | (environment or {}),
         )
     return LaunchedStack(supervisor, folder)
+
+
+def stack_arguments(folder: Path, command: str, *flags: str) -> list[str]:
+    """Returns the command line of a stack on a free port, with its status file in ``folder``."""
+    return [command, "--port", "0", "--status-file", str(_status_path(folder)), *flags]
+
+
+def log_path(folder: Path) -> Path:
+    """The log of the stack of this folder."""
+    return folder / "log"
+
+
+def _status_path(folder: Path) -> Path:
+    return folder / "status.json"

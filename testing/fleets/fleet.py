@@ -10,8 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +20,8 @@ import httpx
 import psutil
 
 from testing.conditions import PROMPT_S, wait_until
+from testing.forking.start import start_process
+from twinfang.launch import RunningProcess
 from twinfang.stack.ports import LOOPBACK, free_ports, ports_held
 from wire.codec import decode, encode
 from wire.messages.generation import GetStats, ServerStats
@@ -62,7 +62,7 @@ class Process:
     place: Place = HERE
     metrics_port: int | None = None
     """None: it has no metrics page."""
-    handle: subprocess.Popen[bytes] | None = None
+    handle: RunningProcess | None = None
 
     @property
     def role(self) -> str:
@@ -85,16 +85,14 @@ class Process:
         return self.handle is not None and self.handle.poll() is None
 
     def start(self, lifeline_fd: int) -> None:
-        command = (sys.executable, "-m", self.module, *self.arguments)
         with (self.folder / f"{self.name}.log").open("ab") as log:
-            self.handle = subprocess.Popen(
-                [*self.place.command, *command, "--lifeline", str(lifeline_fd)],
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                env=os.environ | self.environment,
-                pass_fds=(lifeline_fd,),
-                process_group=0,
+            self.handle = start_process(
+                self.module,
+                self.arguments,
+                log=log,
+                environment=self.environment,
+                fds={"--lifeline": lifeline_fd},
+                prefix=self.place.command,
             )
 
     def kill(self) -> None:

@@ -37,7 +37,8 @@ from testing.fleets import slowed, tls_run
 from testing.fleets.fault_folder import FOLDER_VARIABLE, switched_on
 from testing.fleets.fleet import CALL_TIMEOUT_S, START_DEADLINE_S
 from testing.fleets.router_view import uses_all_servers
-from twinfang.launch import LaunchedStack, launch
+from testing.forking.start import start_process
+from twinfang.launch import LaunchedStack, log_path, stack_arguments
 from twinfang.own_authority import OwnAuthority
 from twinfang.stack.ports import LOOPBACK, free_ports
 from wire.channels import TlsChannels
@@ -227,8 +228,9 @@ def start_stack(
         environment = {"TWINFANG_SANITIZE": "0"} | environment
     if tls_run.current is not None and "--tls" not in flags:
         flags = (*flags, "--tls")
-    launched = launch(folder, command, *flags, environment=environment, module=module)
-    return Stack(launched.supervisor, folder)
+    with log_path(folder).open("wb") as log:
+        arguments = stack_arguments(folder, command, *flags)
+        return Stack(start_process(module, arguments, log=log, environment=environment), folder)
 
 
 @contextlib.contextmanager

@@ -78,7 +78,7 @@ class ForkServer:
 
     async def _ask(self, request: bytes, fds: list[int]) -> int:
         loop = asyncio.get_running_loop()
-        with _adopting():
+        with adopting():
             try:
                 socket.send_fds(self._connection, [request], fds)
                 async with asyncio.timeout(self._timeout_s):
@@ -100,7 +100,7 @@ class ForkServer:
         if self._connection.fileno() < 0:
             return
         with self._connection:
-            with _adopting():
+            with adopting():
                 self._process.end()
             with contextlib.suppress(OSError):  # nothing is left to read
                 while message := self._connection.recv(MAX_REPLY_BYTES):
@@ -110,7 +110,7 @@ class ForkServer:
 
 
 @contextmanager
-def _adopting() -> Generator[None]:
+def adopting() -> Generator[None]:
     """Makes processes whose parents end in this block children of this process (PR_SET_CHILD_SUBREAPER)."""
     prctl = ctypes.CDLL(None).prctl
     prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

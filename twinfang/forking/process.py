@@ -8,15 +8,19 @@ import socket
 import subprocess
 import sys
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from twinfang.forking.title import ROOM
+
+if TYPE_CHECKING:
+    from twinfang.launch import RunningProcess
 
 
 @dataclass(frozen=True)
 class ForkProcess:
     """A running fork server, and our end of the connection to it."""
 
-    process: subprocess.Popen[bytes]
+    process: RunningProcess
     connection: socket.socket
 
     @classmethod
