@@ -67,6 +67,7 @@ $(READY): pyproject.toml constraints.txt
 	@test -e $(READY) || "$(PYTHON)" -m venv --clear $(VENV)
 	@rm -f $(READY)
 	@echo "setting up $(VENV): torch, then the rest (a few minutes)"
+	@$(PIP_INSTALL) --upgrade pip  # the one that Python 3.11 brings takes a minute longer for the rest
 	@$(PIP_INSTALL) torch
 	@$(PIP_INSTALL) -e '.[dev]'
 	@$(PIP_INSTALL) --no-deps instructor  # declares an older jiter than openai needs
