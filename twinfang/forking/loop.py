@@ -17,6 +17,7 @@ import runpy
 import signal
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -26,6 +27,7 @@ from twinfang.forking.title import show_command_line
 
 MAX_MESSAGE_BYTES = 1 << 20
 MAX_FDS = 8
+_ADOPTION_INTERVAL_S = 0.0002
 
 
 def serve_forks(connection: socket.socket, prepare: Callable[[Any], None]) -> NoReturn:
@@ -65,11 +67,13 @@ def _fork(connection: socket.socket, request: dict[str, Any], fds: Sequence[int]
     reader, writer = os.pipe()
     between = os.fork()
     if between == 0:
+        first_parent = os.getpid()
         pid = os.fork()
         if pid == 0:
             os.close(reader)
             os.close(writer)
             connection.close()
+            _wait_for_adoption(first_parent)
             _become(request, fds)
         os.write(writer, str(pid).encode())
         os._exit(0)
@@ -77,6 +81,13 @@ def _fork(connection: socket.socket, request: dict[str, Any], fds: Sequence[int]
     os.waitpid(between, 0)
     with os.fdopen(reader) as answer:
         return int(answer.read())
+
+
+def _wait_for_adoption(first_parent: int) -> None:
+    """Waits until this process has its new parent. A program may ask to be told when its parent ends
+    (PR_SET_PDEATHSIG), and the first parent is about to end."""
+    while os.getppid() == first_parent:
+        time.sleep(_ADOPTION_INTERVAL_S)
 
 
 def _become(request: dict[str, Any], fds: Sequence[int]) -> NoReturn:
