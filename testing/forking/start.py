@@ -35,7 +35,8 @@ def start_process(
 ) -> RunningProcess:
     """Starts ``python -m MODULE ARGUMENTS`` in a process group of its own, and does not wait for it. What it
     says is written to ``log``. Each flag in ``fds`` is added, with the number that its file descriptor has in
-    the new process. ``prefix`` is a command that runs it elsewhere."""
+    the new process. ``prefix`` is a command that runs it elsewhere. A variable that Python reads when it
+    starts, like PYTHONPATH, can't be given: the process may be forked."""
     variables = {**os.environ, **environment}
     if not prefix and _may_be_forked(arguments, environment) and (server := _preloaded()) is not None:
         return server.fork(module, arguments, {**fds, "--log": log.fileno()}, variables)
