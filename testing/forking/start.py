@@ -23,6 +23,8 @@ from twinfang.forking.process import ForkProcess
 from twinfang.launch import RunningProcess
 from twinfang.stack.cores import may_use_gpu
 
+_turns = threading.Lock()
+
 
 def start_process(
     module: str,
@@ -38,8 +40,10 @@ def start_process(
     the new process. ``prefix`` is a command that runs it elsewhere. A variable that Python reads when it
     starts, like PYTHONPATH, can't be given: the process may be forked."""
     variables = {**os.environ, **environment}
-    if not prefix and _may_be_forked(arguments, environment) and (server := _preloaded()) is not None:
-        return server.fork(module, arguments, {**fds, "--log": log.fileno()}, variables)
+    if not prefix and _may_be_forked(arguments, environment):
+        with _turns:  # who adopts an orphan is a setting of the whole process
+            if (server := _preloaded()) is not None:
+                return server.fork(module, arguments, {**fds, "--log": log.fileno()}, variables)
     flags = chain(*((flag, str(fd)) for flag, fd in fds.items()))
     return subprocess.Popen(
         [*prefix, sys.executable, "-m", module, *arguments, *flags],
@@ -65,7 +69,6 @@ class _PreloadedServer:
     def __init__(self, started: ForkProcess) -> None:
         self._connection = started.connection
         self._connection.settimeout(TIMEOUT_S)
-        self._turns = threading.Lock()
 
     def fork(
         self, module: str, arguments: Sequence[str], fds: Mapping[str, int], environment: Mapping[str, str]
@@ -76,7 +79,7 @@ class _PreloadedServer:
             "environment": dict(environment),
             "fd_flags": list(fds),
         }
-        with self._turns, adopting():
+        with adopting():
             socket.send_fds(self._connection, [json.dumps(request).encode()], list(fds.values()))
             reply = json.loads(self._connection.recv(MAX_REPLY_BYTES) or b'{"error": "it has ended"}')
         assert "pid" in reply, f"the fork server of tests: {reply['error']}"

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
@@ -64,6 +65,12 @@ def test_its_log_has_what_it_says(tmp_path, flags, kind):
     assert isinstance(process, kind)
     assert process.wait(TIMEOUT_S) == 2
     assert "unrecognized arguments: --no-such-flag" in (tmp_path / "log").read_text()
+
+
+def test_threads_may_start_processes_at_once(start):
+    with ThreadPoolExecutor(4) as pool:
+        started = [process for process, _ in pool.map(lambda _: start("exit"), range(12))]
+    assert [process.wait(TIMEOUT_S) for process in started] == [7] * 12
 
 
 def test_waiting_has_a_deadline_and_a_signal_ends_it(start):
