@@ -93,6 +93,7 @@ class Process:
                 environment=self.environment,
                 fds={"--lifeline": lifeline_fd},
                 prefix=self.place.command,
+                own_group=True,
             )
 
     def kill(self) -> None:

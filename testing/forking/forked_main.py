@@ -1,5 +1,5 @@
-"""What a forked process of a test does: ``MODULE ARGUMENTS --log FD`` runs the module. What it says goes to
-the log. A stack's own fork server is forked too, and need not import anything."""
+"""What a forked process of a test does: ``GROUP MODULE ARGUMENTS --log FD`` runs the module in that process
+group. What it says goes to the log. A stack's own fork server is forked too, and need not import anything."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ _start_anew = ForkProcess.start
 
 
 def main() -> None:
-    _, module, *arguments, flag, log = sys.argv
+    _, group, module, *arguments, flag, log = sys.argv
     assert flag == "--log", sys.argv
+    os.setpgid(0, int(group))
     for stream in (1, 2):
         os.dup2(int(log), stream)
     os.close(int(log))

@@ -34,16 +34,22 @@ def start_process(
     environment: Mapping[str, str],
     fds: Mapping[str, int] = MappingProxyType({}),
     prefix: Sequence[str] = (),
+    own_group: bool = False,
 ) -> RunningProcess:
-    """Starts ``python -m MODULE ARGUMENTS`` in a process group of its own, and does not wait for it. What it
-    says is written to ``log``. Each flag in ``fds`` is added, with the number that its file descriptor has in
-    the new process. ``prefix`` is a command that runs it elsewhere. A variable that Python reads when it
-    starts, like PYTHONPATH, can't be given: the process may be forked."""
+    """Starts ``python -m MODULE ARGUMENTS`` and does not wait for it. What it says is written to ``log``.
+
+    Each flag in ``fds`` is added, with the number that its file descriptor has in the new process. ``prefix``
+    is a command that runs it elsewhere. Ctrl-C reaches it, as it reaches this process, unless it gets a
+    process group of its own. A variable that Python reads when it starts, like PYTHONPATH, can't be given:
+    the process may be forked.
+    """
     variables = {**os.environ, **environment}
     if not prefix and _may_be_forked(arguments, environment):
         with _turns:  # who adopts an orphan is a setting of the whole process
             if (server := _preloaded()) is not None:
-                return server.fork(module, arguments, {**fds, "--log": log.fileno()}, variables)
+                group = 0 if own_group else os.getpgid(0)
+                words = [str(group), module, *arguments]
+                return server.fork(words, {**fds, "--log": log.fileno()}, variables)
     flags = chain(*((flag, str(fd)) for flag, fd in fds.items()))
     return subprocess.Popen(
         [*prefix, sys.executable, "-m", module, *arguments, *flags],
@@ -52,7 +58,7 @@ def start_process(
         stdin=subprocess.DEVNULL,
         env=variables,
         pass_fds=tuple(fds.values()),
-        process_group=0,
+        process_group=0 if own_group else None,
     )
 
 
@@ -71,11 +77,11 @@ class _PreloadedServer:
         self._connection.settimeout(TIMEOUT_S)
 
     def fork(
-        self, module: str, arguments: Sequence[str], fds: Mapping[str, int], environment: Mapping[str, str]
+        self, arguments: Sequence[str], fds: Mapping[str, int], environment: Mapping[str, str]
     ) -> ForkedProcess:
         request = {
             "module": forked_main.__name__,
-            "arguments": [module, *arguments],
+            "arguments": list(arguments),
             "environment": dict(environment),
             "fd_flags": list(fds),
         }

@@ -48,10 +48,11 @@ def start(tmp_path):
 
 
 @pytest.mark.parametrize("prefix", [(), ("env",)], ids=["forked", "started"])
-def test_both_kinds_of_processes_are_the_same_to_a_test(start, prefix):
-    process, seen = start("exit", prefix=prefix)
+@pytest.mark.parametrize("own_group", [False, True])
+def test_both_kinds_of_processes_are_the_same_to_a_test(start, prefix, own_group):
+    process, seen = start("exit", prefix=prefix, own_group=own_group)
     assert isinstance(process, ForkedProcess) == (not prefix)
-    assert f'"parent": {os.getpid()}, "group": {process.pid}' in seen
+    assert f'"parent": {os.getpid()}, "group": {process.pid if own_group else os.getpgid(0)}' in seen
     assert '"ONLY": "this"' in seen
     assert process.wait(TIMEOUT_S) == process.poll() == 7
     process.send_signal(signal.SIGTERM)  # it has ended: nothing happens
